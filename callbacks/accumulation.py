@@ -1,0 +1,114 @@
+"""Exact gradient-accumulation windows: every optimizer step sees the batch it was meant to see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .base import MisconfigurationException, StabilityCallback, is_logging_step
+from .private_names import align_logged_step, ready_batches
+from .progress import Progress
+from .topology import data_parallel_size
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class Window(int):
+    """A number of micro-batches that starts at an offset.
+
+    Lightning steps when ``ready_batches % accumulate_grad_batches == 0`` and divides the loss by the same number. As
+    an int it divides by its size; as the right side of ``%`` it counts from the offset.
+    """
+
+    offset: int
+
+    def __new__(cls, size: int, offset: int = 0) -> Window:
+        window = super().__new__(cls, size)
+        window.offset = offset
+        return window
+
+    def __rmod__(self, ready: int) -> int:
+        return (ready - self.offset) % int(self)
+
+
+class AccumulationWindows(StabilityCallback):
+    """Turn a global batch into micro-batches, with whole windows after any resume.
+
+    The global batch is what one optimizer step averages over: ``global_batch`` samples over all data-parallel ranks.
+    The number of micro-batches per window is ``global_batch / (micro_batch * ranks)``, so the same recipe runs on any
+    number of ranks. A window that was open when a checkpoint was written is replayed whole; the last window of a
+    finite epoch holds what is left, and its weights sum to one.
+
+    Logged: ``progress/micro_batches`` (per optimizer step, at logging steps).
+
+    Args:
+        global_batch: Samples per optimizer step, over all ranks.
+        micro_batch: Samples per rank and forward pass.
+
+    Raises:
+        MisconfigurationException: when the global batch is no multiple of ``micro_batch * ranks`` (the nearest legal
+            sizes are named), or ``Trainer(accumulate_grad_batches=...)`` is set as well.
+
+    Example::
+
+        >>> Trainer(callbacks=[AccumulationWindows(global_batch=32, micro_batch=8)])  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 10
+
+    def __init__(self, global_batch: int, micro_batch: int) -> None:
+        for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
+            if value < 1:
+                raise MisconfigurationException(f"`AccumulationWindows({name}={value})`: must be at least 1.")
+        self.global_batch = global_batch
+        self.micro_batch = micro_batch
+        self._opened_at = -1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        Progress.of(trainer)
+        accumulate = trainer.accumulate_grad_batches
+        if isinstance(accumulate, Window):  # a second fit with the same trainer
+            return
+        if accumulate != 1:
+            raise MisconfigurationException(
+                f"`Trainer(accumulate_grad_batches={accumulate})`: the window follows from"
+                f" global_batch={self.global_batch} already; delete it."
+            )
+        step = self.micro_batch * data_parallel_size(trainer)
+        if self.global_batch % step:
+            below = self.global_batch // step * step
+            legal = " and ".join(str(n) for n in (below, below + step) if n)
+            raise MisconfigurationException(
+                f"global_batch={self.global_batch}: must be a multiple of micro_batch x data-parallel ranks ="
+                f" {self.micro_batch} x {step // self.micro_batch} = {step}; the nearest legal sizes are {legal}."
+            )
+
+    def window_size(self, trainer: Trainer) -> int:
+        """Micro-batches in the window that opens now."""
+        return self.global_batch // (self.micro_batch * data_parallel_size(trainer))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._open(trainer, offset=ready_batches(trainer))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if Progress.of(trainer).steps != self._opened_at:
+            self._open(trainer, offset=batch_idx)
+        align_logged_step(trainer)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if is_logging_step(trainer):
+            pl_module.log("progress/micro_batches", float(trainer.accumulate_grad_batches))
+
+    def _open(self, trainer: Trainer, offset: int) -> None:
+        size = self.window_size(trainer)
+        if trainer.num_training_batches != float("inf"):
+            size = max(1, min(size, int(trainer.num_training_batches) - offset))
+        trainer.accumulate_grad_batches = Window(size, offset)
+        self._opened_at = Progress.of(trainer).steps
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        trainer.accumulate_grad_batches = 1
+        self._opened_at = -1

@@ -1,0 +1,68 @@
+"""Skip or scale an optimizer step on the device, through what fused optimizers already read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .progress import Progress
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+# A fused torch optimizer reads two attributes at `step()`: `found_inf` (1.0: weights, moments and step count stay
+# untouched, bit for bit, even if gradients are NaN) and `grad_scale` (gradients are divided by it in the kernel).
+FOUND_INF, GRAD_SCALE = "found_inf", "grad_scale"
+
+
+def is_fused(optimizer: Any) -> bool:
+    """True if every group of the optimizer takes ``found_inf`` and ``grad_scale``."""
+    return all(group.get("fused") for group in optimizer.param_groups)
+
+
+def skip_step(trainer: Trainer, optimizer: Any, skip: Tensor) -> None:
+    """Make this step change nothing if ``skip`` (0-d bool tensor, equal on all ranks), and count it.
+
+    Fused optimizers: decided on the device, no host sync. Others: one sync, then gradients are set to ``None``, which
+    leaves weights, moments and step counts as untouched. Called more than once for a step, any one skip holds.
+    """
+    progress = Progress.of(trainer)
+    if is_fused(optimizer):
+        flag = skip.to(torch.float32)
+        earlier = getattr(optimizer, FOUND_INF, None)
+        if earlier is not None:
+            progress.note_skipped(skip & (earlier == 0))
+            flag = torch.maximum(earlier, flag)
+        else:
+            progress.note_skipped(skip)
+        setattr(optimizer, FOUND_INF, flag)
+    elif bool(skip):
+        gradients = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        progress.note_skipped(bool(gradients))
+        for parameter in gradients:
+            parameter.grad = None
+
+
+def divide_gradients(optimizer: Any, divisor: Tensor) -> None:
+    """Divide all gradients of this step by ``divisor`` (0-d fp32 tensor), inside the kernel where it is fused."""
+    if is_fused(optimizer):
+        earlier = getattr(optimizer, GRAD_SCALE, None)
+        setattr(optimizer, GRAD_SCALE, divisor if earlier is None else earlier * divisor)
+        return
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    if local:
+        torch._foreach_div_(local, divisor)
+
+
+def clear(optimizer: Any) -> None:
+    """Take both attributes away again; a step without our callbacks must find none."""
+    for name in (FOUND_INF, GRAD_SCALE):
+        optimizer.__dict__.pop(name, None)
+
+
+def clear_after_each_step(optimizer: Any) -> Any:
+    """Register :func:`clear` as the optimizer's step post-hook; returns the handle that removes it."""
+    return optimizer.register_step_post_hook(lambda opt, args, kwargs: clear(opt))

@@ -1,0 +1,36 @@
+"""Optimizer state that exists from the start, so that saving and loading never change a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Adam, AdamW, Optimizer
+
+
+def initialise_state(optimizer: Optimizer) -> None:
+    """Give every parameter of an Adam or AdamW the state that its first step would create, before any step.
+
+    Without it torch's distributed state getter takes a dummy step when it finds no state (saving changes the run), and
+    a parameter that never had a gradient has no state to save, so the checkpoint cannot be loaded under FSDP2.
+    Parameters that have state keep it. Other optimizers are left alone.
+    """
+    if not isinstance(optimizer, (Adam, AdamW)):
+        return
+    for group in optimizer.param_groups:
+        on_device = group.get("capturable") or group.get("fused")
+        for parameter in group["params"]:
+            state: dict[str, Any] = optimizer.state[parameter]
+            if state:
+                continue
+            # As Adam itself does: a fused kernel wants the count beside the parameter, the loops want it on the host.
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device if on_device else "cpu")
+            names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
+            for name in names:
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def step_counts(optimizer: Optimizer) -> tuple[int, int] | None:
+    """(smallest, largest) step count in the optimizer's state; ``None`` if it keeps none. Waits for the device."""
+    counts = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
+    return (min(counts), max(counts)) if counts else None

@@ -1,0 +1,65 @@
+"""Every private name of Lightning and torch that the package touches, each with its reason.
+
+``tests/callbacks/test_private_names.py`` pins each one: an upgrade that moves it fails there, with the reason in sight.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+def ready_batches(trainer: Trainer) -> int:
+    """Micro-batches begun in this epoch: the number that Lightning takes modulo the accumulation window."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+
+
+def window_is_open(trainer: Trainer) -> bool:
+    """True while micro-batches of an unfinished accumulation window have been run."""
+    return bool(trainer.fit_loop.epoch_loop._should_accumulate())
+
+
+def align_logged_step(trainer: Trainer) -> None:
+    """Set the loggers' step counter to the optimizer-step count.
+
+    Lightning keeps them apart and adds one on some resumes (a save in mid-window counts as a step), which moves the
+    logging interval and the x axis of every later point.
+    """
+    trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
+
+def silence_sigterm_broadcast(trainer: Trainer) -> None:
+    """Replace Lightning's SIGTERM check, which broadcasts a device tensor and reads it on the host per micro-batch.
+
+    With it, no run on more than one device is free of host syncs. ``GracefulStop`` agrees over a CPU group instead.
+    The method is shadowed on the loop object; :func:`restore_sigterm_broadcast` takes the shadow away.
+    """
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def restore_sigterm_broadcast(trainer: Trainer) -> None:
+    """Undo :func:`silence_sigterm_broadcast`."""
+    trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
+
+
+def fsdp1_shards(model: nn.Module) -> tuple[set[nn.Parameter], Any]:
+    """Parameters that FSDP1 keeps as local shards, and the process group they are sharded over.
+
+    With ``use_orig_params`` a shard looks like any small plain parameter: only its handle knows. The public
+    ``clip_grad_norm_`` would also tell the norm but rewrites every gradient, with NaN when the norm is infinite.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    shards: set[nn.Parameter] = set()
+    group = None
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        handle = module._handle
+        if handle is None or not handle.uses_sharded_strategy:
+            continue
+        group = module.process_group
+        shards.update((handle.flat_param._params or ()) if handle._use_orig_params else [handle.flat_param])
+    return shards, group

@@ -1,0 +1,201 @@
+"""The one owner of how far a run has come: steps, samples, tokens, and what was dropped or skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .base import MisconfigurationException, StabilityCallback, install
+from .positions import Range, merge_ranges, stream_position
+from .topology import data_parallel_size
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class Mark(NamedTuple):
+    """Counters at one moment: optimizer steps (skipped ones included), samples and tokens consumed."""
+
+    steps: int
+    samples: int
+    tokens: int
+
+
+class Progress(StabilityCallback):
+    """Count what a run has consumed, exactly, so that schedules, data and logs agree after any resume.
+
+    The counters move once per optimizer step, in ``on_before_optimizer_step``: before the scheduler's step and before
+    any save. Micro-batches of a window that has not stepped are *pending* and not part of the state; a resume replays
+    that window. So a checkpoint may be written at any moment.
+
+    Samples are counted over all data-parallel ranks (not the world size: tensor-parallel ranks see the same samples).
+    A batch holds ``shape[0]`` samples and ``shape[0] * shape[1]`` tokens of its first tensor; a LightningModule that
+    knows better defines ``count_batch(batch) -> tuple[int, int]`` (samples, tokens of this rank's batch).
+
+    It installs itself: any callback, schedule or data module calls ``Progress.of(trainer)``.
+
+    Attributes:
+        steps: Optimizer steps committed, skipped ones included.
+        samples: Samples consumed by committed steps; never advances over dropped data.
+        tokens: Tokens consumed by committed steps.
+        dropped: Sorted ``[start, stop)`` ranges of the sample stream that are never read.
+        requests: Requests to drop that were already turned into ranges; a resume must not turn them twice.
+        start: The counters when the open window began: what the learning rate of this step is a function of.
+
+    Args:
+        samples: Samples consumed by earlier training whose checkpoint has no counters of ours; ``None``: none.
+        tokens: Tokens, likewise.
+
+    Raises:
+        MisconfigurationException: when a checkpoint of a begun run has no counters and none were given here.
+
+    Example::
+
+        >>> Trainer(callbacks=[Progress()], logger=False)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 0
+
+    def __init__(self, samples: int | None = None, tokens: int | None = None) -> None:
+        self._given = (samples, tokens)
+        self.steps = 0
+        self.samples = 0
+        self.tokens = 0
+        self.dropped: list[Range] = []
+        self.requests: list[str] = []
+        self._skipped: int | Tensor = 0
+        self.start = Mark(0, 0, 0)
+        self._pending_samples = 0
+        self._pending_tokens = 0
+
+    @staticmethod
+    def of(trainer: Trainer) -> Progress:
+        """The trainer's counters, installed if it has none yet."""
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Progress):
+                return callback
+        progress = Progress()
+        install(trainer, progress)
+        return progress
+
+    # -- what others read --------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """Stream index of the next sample: a function of what was consumed and what is dropped."""
+        return stream_position(self.samples, self.dropped)
+
+    @property
+    def pending_samples(self) -> int:
+        """Samples of the open window that were begun and not yet committed."""
+        return self._pending_samples
+
+    @property
+    def skipped(self) -> int:
+        """Optimizer steps that changed nothing. Reading it waits for the device when a step was judged there."""
+        if isinstance(self._skipped, Tensor):
+            self._skipped = int(self._skipped.item())
+        return self._skipped
+
+    @property
+    def applied(self) -> int:
+        """Optimizer steps that moved the weights: what Adam's step count must equal."""
+        return self.steps - self.skipped
+
+    @property
+    def mark(self) -> Mark:
+        """The committed counters now."""
+        return Mark(self.steps, self.samples, self.tokens)
+
+    def note_skipped(self, flag: Tensor | bool) -> None:
+        """Add one skipped step if ``flag`` (a 0-d tensor is summed on its device, without a host sync)."""
+        if isinstance(flag, Tensor):
+            count = self._skipped if isinstance(self._skipped, Tensor) else torch.tensor(self._skipped)
+            self._skipped = count.to(flag.device, torch.int64) + flag.to(torch.int64)
+        elif flag:
+            self._skipped = self.skipped + 1
+
+    def drop(self, ranges: list[Range], request: str) -> None:
+        """Never read these stream ranges, and remember the request that asked for it."""
+        self.dropped = merge_ranges([*self.dropped, *ranges])
+        self.requests.append(request)
+
+    # -- hooks -------------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pending_samples = self._pending_tokens = 0
+        self.start = self.mark
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._pending_samples == 0:
+            self.start = self.mark
+        count = getattr(pl_module, "count_batch", count_first_tensor)
+        samples, tokens = count(batch)
+        ranks = data_parallel_size(trainer)
+        self._pending_samples += samples * ranks
+        self._pending_tokens += tokens * ranks
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if self._pending_samples == 0:  # a second optimizer stepping on the same batch
+            return
+        self.steps += 1
+        self.samples += self._pending_samples
+        self.tokens += self._pending_tokens
+        self._pending_samples = self._pending_tokens = 0
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.state_key in checkpoint.get("callbacks", {}) or not checkpoint.get("global_step"):
+            return
+        samples, tokens = self._given
+        if samples is None or tokens is None:
+            raise MisconfigurationException(
+                f"checkpoint at step {checkpoint['global_step']}: was written without `Progress`, so the samples and"
+                " tokens it consumed are unknown; give them as `Progress(samples=..., tokens=...)`."
+            )
+        self.steps, self.samples, self.tokens = int(checkpoint["global_step"]), samples, tokens
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "skipped": self.skipped,
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "dropped": [list(r) for r in self.dropped],
+            "requests": list(self.requests),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.steps = int(state_dict["steps"])
+        self._skipped = int(state_dict["skipped"])
+        self.samples = int(state_dict["samples"])
+        self.tokens = int(state_dict["tokens"])
+        self.dropped = merge_ranges(state_dict["dropped"])
+        self.requests = [str(r) for r in state_dict["requests"]]
+        self._pending_samples = self._pending_tokens = 0
+        self.start = self.mark
+
+
+def count_first_tensor(batch: Any) -> tuple[int, int]:
+    """(samples, tokens) of a batch by its first tensor of shape (B, T, ...); ``T`` counts as 1 for shape (B,).
+
+    Raises:
+        MisconfigurationException: when the batch holds no tensor.
+    """
+    tensor = _first_tensor(batch)
+    if tensor is None:
+        raise MisconfigurationException(
+            f"batch of type {type(batch).__name__}: holds no tensor to count samples by; define"
+            " `count_batch(batch) -> (samples, tokens)` on the LightningModule."
+        )
+    samples = tensor.shape[0] if tensor.ndim else 1
+    return samples, samples * (tensor.shape[1] if tensor.ndim > 1 else 1)
+
+
+def _first_tensor(batch: Any) -> Tensor | None:
+    if isinstance(batch, Tensor):
+        return batch
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((t for t in map(_first_tensor, parts) if t is not None), None)

@@ -1,0 +1,52 @@
+"""Random numbers as a function of position, so that a resume needs no generator state."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from .base import StabilityCallback
+from .progress import Progress
+from .seeds import mix
+from .topology import data_parallel_rank
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class StepSeed(StabilityCallback):
+    """Seed torch, ``random`` and NumPy before every micro-batch from where the run stands.
+
+    The seed is a hash of (``seed``, samples committed, samples pending in the window, data-parallel rank). So dropout
+    after a resume is what it would have been, any step can be replayed alone, and nothing is saved or gathered.
+    Tensor-parallel ranks of one group draw the same numbers, as replicated activations need.
+
+    Nothing is logged: there is nothing to measure but the equality of two runs.
+
+    Args:
+        seed: Any integer; another one gives independent draws.
+
+    Example::
+
+        >>> Trainer(callbacks=[StepSeed(seed=1)], logger=False)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 5
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        Progress.of(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        progress = Progress.of(trainer)
+        value = mix(self.seed, progress.samples, progress.pending_samples, data_parallel_rank(trainer))
+        torch.manual_seed(value >> 1)  # also every CUDA generator; torch takes 63 bits
+        random.seed(value)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(value & 0xFFFFFFFF)

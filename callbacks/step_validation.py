@@ -1,0 +1,68 @@
+"""Validation every so many optimizer steps, whatever the accumulation window."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from .base import MisconfigurationException, StabilityCallback
+from .private_names import window_is_open
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class ValidateEverySteps(StabilityCallback):
+    """Validate after every ``every``-th optimizer step and after the last one.
+
+    Lightning counts micro-batches, so a batch-size ramp would change when it validates, and a resume in mid-window
+    would shift it. This is a function of the optimizer step alone. Give the Trainer
+    ``check_val_every_n_epoch=None`` (Lightning then looks at every micro-batch). A run that is told to stop does not
+    validate first.
+
+    Args:
+        every: Optimizer steps between validations, >= 1.
+
+    Raises:
+        MisconfigurationException: when ``every`` < 1, or the Trainer validates by epochs.
+
+    Example::
+
+        >>> Trainer(callbacks=[ValidateEverySteps(100)], check_val_every_n_epoch=None)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 60
+
+    def __init__(self, every: int = 1000) -> None:
+        if every < 1:
+            raise MisconfigurationException(f"`ValidateEverySteps(every={every})`: must be at least 1.")
+        self.every = every
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and trainer.check_val_every_n_epoch is not None:
+            raise MisconfigurationException(
+                f"`Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch})`: `ValidateEverySteps` counts"
+                " optimizer steps; set check_val_every_n_epoch to None (YAML: null)."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.enable_validation:
+            trainer.val_check_batch = StepCheck(self.every, trainer)
+
+
+class StepCheck(int):
+    """An int that, on the right side of ``%``, is zero when it is time to validate."""
+
+    trainer: Trainer
+
+    def __new__(cls, every: int, trainer: Trainer) -> StepCheck:
+        check = super().__new__(cls, every)
+        check.trainer = trainer
+        return check
+
+    def __rmod__(self, micro_batches: int) -> int:
+        trainer = self.trainer
+        if window_is_open(trainer) or trainer.should_stop:
+            return 1
+        last = trainer.global_step == trainer.max_steps
+        return 0 if last else trainer.global_step % int(self)

@@ -1,0 +1,35 @@
+"""Where this process stands among the data-parallel ones, under any strategy and in either Lightning namespace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+TENSOR_PARALLEL = "tensor_parallel"
+
+
+def _mesh(trainer: Trainer) -> Any:
+    # By capability, not by class: isinstance() is False across `lightning.pytorch` and `pytorch_lightning`.
+    # The private attribute, since the public one raises until the processes are up.
+    mesh = getattr(trainer.strategy, "_device_mesh", None)
+    return mesh if mesh is not None and TENSOR_PARALLEL in (mesh.mesh_dim_names or ()) else None
+
+
+def data_parallel_size(trainer: Trainer) -> int:
+    """Number of ranks that see different samples: the world size divided by the tensor-parallel size."""
+    mesh = _mesh(trainer)
+    return trainer.world_size if mesh is None else trainer.world_size // mesh[TENSOR_PARALLEL].size()
+
+
+def data_parallel_rank(trainer: Trainer) -> int:
+    """Index of this rank among those that see different samples; equal within a tensor-parallel group."""
+    mesh = _mesh(trainer)
+    if mesh is None:
+        return trainer.global_rank
+    rank = 0
+    for name, size, coordinate in zip(mesh.mesh_dim_names, mesh.shape, mesh.get_coordinate(), strict=True):
+        if name != TENSOR_PARALLEL:
+            rank = rank * size + coordinate
+    return rank

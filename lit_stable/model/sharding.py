@@ -1,0 +1,98 @@
+"""What is done to a GPT that knows nothing of it: materialise, recompute, compile, shard; block by block.
+
+The model is described on the meta device and comes to life one block at a time: fill it, wrap its forward, shard it.
+So the whole model never exists unsharded on one device, and its numbers do not depend on how it is split.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+from lit_stable.model.config import GPTConfig
+from lit_stable.model.gpt import GPT
+from lit_stable.model.init import init_module
+from lit_stable.model.norm import is_norm
+
+FP32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+def build_gpt(
+    config: GPTConfig,
+    *,
+    seed: int,
+    device: torch.device,
+    mesh: DeviceMesh | None = None,
+    policy: MixedPrecisionPolicy | None = None,
+    compile_blocks: bool = False,
+    recompute: bool = False,
+) -> GPT:
+    """Build a GPT on ``device``, initialised from ``seed``, and shard it over ``mesh`` if there is one.
+
+    Args:
+        config: The model.
+        seed: Of the initial weights; equal on all ranks.
+        device: Where the weights live.
+        mesh: One-dimensional mesh of the data-parallel ranks; ``None``: nothing is sharded.
+        policy: Mixed precision of the sharded parameters; norms and an fp32 head are exempt from it.
+        compile_blocks: Compile each block's forward on its own: compile time does not grow with depth, and FSDP2's
+            hooks stay outside of the compiled code.
+        recompute: Keep only each block's input for the backward pass and run the block again there.
+    """
+    with torch.device("meta"):
+        gpt = GPT(config)
+    for index, block in enumerate(gpt.blocks):
+        _materialise(block, f"blocks.{index}.", config, device, seed)
+        _wrap_forward(block, compile_blocks, recompute)
+        if mesh is not None:
+            _shard(block, mesh, policy)
+    for name, child in gpt.named_children():
+        if name != "blocks":
+            _materialise(child, f"{name}.", config, device, seed)
+    gpt.tie()
+    if mesh is not None:
+        # A tied head lives in the root's group, so the root follows the head; else the fp32 head has its own group.
+        if config.head_fp32 and not config.tied:
+            _shard(gpt.head, mesh, FP32)
+        _shard(gpt, mesh, FP32 if config.head_fp32 and config.tied else policy)
+    return gpt
+
+
+def norm_parameters(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters of all norm layers: FSDP2 leaves them whole on every rank.
+
+    A mixed-precision policy rounds weights before the module can upcast them, so norms need to stay out of it; a
+    group of their own would put its hooks inside the compiled blocks. They are small (two vectors a block): every rank
+    keeps them in fp32, and the strategy averages their gradients once per optimizer step.
+    """
+    return {p for m in module.modules() if is_norm(m) for p in m.parameters(recurse=False)}
+
+
+def _materialise(module: nn.Module, prefix: str, config: GPTConfig, device: torch.device, seed: int) -> None:
+    module.to_empty(device=device)
+    init_module(module, prefix, config, seed)
+
+
+def _wrap_forward(block: nn.Module, compile_block: bool, recompute: bool) -> None:
+    # The method, not the module: names in checkpoints stay the same, and the hooks of a sharded block run outside.
+    forward: Any = block.forward
+    if recompute:
+        forward = partial(checkpoint, forward, use_reentrant=False)
+    if compile_block:
+        forward = torch.compile(forward, dynamic=False)
+    block.forward = forward
+
+
+def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None) -> None:
+    fully_shard(
+        module,
+        mesh=mesh,
+        mp_policy=policy or MixedPrecisionPolicy(cast_forward_inputs=False),
+        ignored_params=norm_parameters(module),
+    )

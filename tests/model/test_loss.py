@@ -1,0 +1,45 @@
+"""The loss: fp32 for any logits, ignored labels, sums per sample."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lit_stable.model.loss import next_token_loss, sample_losses
+
+
+def test_uniform_logits_cost_log_vocabulary_per_label():
+    labels = torch.tensor([[0, 1, -100], [2, -100, -100]])
+    total, count = next_token_loss(torch.zeros(2, 3, 10), labels)
+    assert count == 3
+    assert total.item() == pytest.approx(3 * math.log(10))
+
+
+def test_bf16_logits_give_the_fp32_loss():
+    torch.manual_seed(0)
+    logits, labels = (3 * torch.randn(2, 8, 4096)).bfloat16(), torch.randint(0, 4096, (2, 8))
+    expected = -logits.double().log_softmax(-1).gather(-1, labels[..., None]).sum()
+    total, _ = next_token_loss(logits, labels)
+    assert total.dtype == torch.float32
+    assert total.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert sample_losses(logits, labels)[0].dtype == torch.float32
+
+
+def test_sample_losses_add_up_to_the_loss():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(3, 5, 11), torch.randint(0, 11, (3, 5))
+    labels[1, 2:] = -100
+    sums, counts = sample_losses(logits, labels)
+    assert counts.tolist() == [5, 2, 5]
+    assert sums[1].item() == pytest.approx(next_token_loss(logits[1:2], labels[1:2])[0].item())
+    assert sums.sum().item() == pytest.approx(next_token_loss(logits, labels)[0].item())
+
+
+def test_nothing_to_predict_is_zero_and_not_nan():
+    logits = torch.randn(1, 2, 5, requires_grad=True)
+    total, count = next_token_loss(logits, torch.full((1, 2), -100))
+    total.backward()
+    assert (total.item(), count.item()) == (0.0, 0)
+    assert not logits.grad.any()

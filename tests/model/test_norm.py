@@ -1,0 +1,46 @@
+"""Norms: fp32 inside whatever comes in, and recognised by type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lit_stable.model.config import GPTConfig
+from lit_stable.model.norm import LayerNorm, RMSNorm, build_norm, is_norm
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_statistics_and_gain_are_fp32_for_bf16_input(kind, autocast):
+    torch.manual_seed(0)
+    norm = build_norm(kind, 256, GPTConfig())
+    nn.init.uniform_(norm.weight, 0.9, 1.1)
+    x = (100 + torch.randn(64, 256)).bfloat16()
+    function = F.layer_norm if kind == "layernorm" else F.rms_norm
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = norm(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, function(x.float(), (256,), weight=norm.weight, eps=1e-5).bfloat16())
+    # Rounded gains would be seen: the check above can fail.
+    assert not torch.equal(y, function(x.float(), (256,), weight=norm.weight.bfloat16().float(), eps=1e-5).bfloat16())
+
+
+def test_layernorm_by_hand():
+    norm = build_norm("layernorm", 2, GPTConfig(bias=True, norm_eps=1e-12))
+    nn.init.constant_(norm.weight, 3.0)
+    nn.init.constant_(norm.bias, 0.5)
+    torch.testing.assert_close(norm(torch.tensor([5.0, 9.0])), torch.tensor([-2.5, 3.5]))
+
+
+def test_rmsnorm_has_no_bias_and_keeps_the_mean():
+    norm = build_norm("rmsnorm", 2, GPTConfig(bias=True, norm_eps=1e-12))
+    assert [name for name, _ in norm.named_parameters()] == ["weight"]
+    torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 4.0]) / 12.5**0.5)
+
+
+def test_norms_are_known_by_type():
+    norms = [LayerNorm(4), RMSNorm(4), nn.LayerNorm(4), nn.RMSNorm(4)]
+    assert all(map(is_norm, norms))
+    assert not any(map(is_norm, [nn.Linear(4, 4), nn.Embedding(4, 4), nn.Identity()]))

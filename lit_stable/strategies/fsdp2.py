@@ -1,0 +1,116 @@
+"""Fully sharded data parallelism, torch's second kind (`fully_shard`), on GPUs and on CPUs with gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+
+class FSDP2Precision(Precision):
+    """bf16 as a policy of the sharded parameters instead of autocast: all-gathers move bf16, half the bytes.
+
+    Weights, gradients and optimizer state are stored in fp32 and gradients are reduced in fp32; weights are rounded to
+    bf16 for the forward and backward pass. The LightningModule applies ``policy`` in ``configure_model``.
+    """
+
+    precision = "bf16-mixed"
+    # Inputs are not cast: a block's input has its dtype already, and fp32 side inputs must keep theirs.
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+
+
+class FSDP2Strategy(ModelParallelStrategy):
+    """``ModelParallelStrategy`` by the name ``fsdp2``, with every rank data-parallel and bf16 as a policy.
+
+    Parameters that the module leaves whole (norms in fp32) are kept on every rank; their gradients are averaged over
+    the data-parallel ranks in one collective per optimizer step, before any callback sees them.
+
+    Args:
+        save_distributed_checkpoint: ``True``: a folder with one file per rank, which any number of ranks can load.
+            ``False``: one file, gathered on rank 0.
+        process_group_backend: ``nccl`` or ``gloo``; ``None``: what suits the device.
+        timeout_minutes: How long a collective may wait for the slowest rank.
+
+    Raises:
+        ValueError: for a precision other than 32-true and bf16-mixed.
+    """
+
+    def __init__(
+        self,
+        save_distributed_checkpoint: bool = True,
+        process_group_backend: str | None = None,
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        super().__init__(
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+
+    def setup_environment(self) -> None:
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        self._tensor_parallel_size = 1
+        super().setup_environment()
+
+    @property
+    def precision_plugin(self) -> Precision:
+        return self._precision_plugin or Precision()
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Precision | None) -> None:
+        if isinstance(plugin, MixedPrecision) and plugin.precision == "bf16-mixed":
+            plugin = FSDP2Precision()
+        elif plugin is not None and plugin.precision not in ("32-true", "bf16-mixed"):
+            raise ValueError(f"precision={plugin.precision}: strategy fsdp2 takes 32-true or bf16-mixed.")
+        self._precision_plugin = plugin
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any],
+        model: LightningModule | nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        def average_then_step() -> Any:
+            # Inside the closure: after the backward pass, before `on_before_optimizer_step` of any callback.
+            result = closure()
+            self._average_whole_gradients(optimizer)
+            return result
+
+        return super().optimizer_step(optimizer, average_then_step, model, **kwargs)
+
+    def _average_whole_gradients(self, optimizer: Optimizer) -> None:
+        group = self.device_mesh["data_parallel"].get_group()
+        gradients = [
+            p.grad
+            for param_group in optimizer.param_groups
+            for p in param_group["params"]
+            if p.grad is not None and not isinstance(p, DTensor)
+        ]
+        if not gradients or dist.get_world_size(group) == 1:
+            return
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        dist.all_reduce(flat, group=group)
+        flat.div_(dist.get_world_size(group))
+        pieces = torch.split(flat, [g.numel() for g in gradients])
+        torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(pieces, gradients, strict=True)])
+
+
+def register_strategies() -> None:
+    """Make ``strategy: fsdp2`` and ``strategy: fsdp2_full`` (one-file checkpoints) known to the Trainer."""
+    for name, description, options in (
+        ("fsdp2", "fully_shard, sharded checkpoints", {}),
+        ("fsdp2_full", "fully_shard, one-file checkpoints", {"save_distributed_checkpoint": False}),
+    ):
+        if name not in StrategyRegistry:
+            StrategyRegistry.register(name, FSDP2Strategy, description=description, **options)

@@ -1,0 +1,27 @@
+"""Devices and nodes as the launcher says, so that a recipe need not know how it is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def launched_devices(environ: Mapping[str, str] = os.environ) -> dict[str, int] | None:
+    """``{"devices": ..., "num_nodes": ...}`` under torchrun, else ``None``.
+
+    ``devices: auto`` counts CPU cores or GPUs, which under torchrun must equal the processes per node: on a CPU it
+    never does. The launcher's word is taken instead.
+    """
+    if "LOCAL_WORLD_SIZE" not in environ or "WORLD_SIZE" not in environ or "TORCHELASTIC_RUN_ID" not in environ:
+        return None
+    local, world = int(environ["LOCAL_WORLD_SIZE"]), int(environ["WORLD_SIZE"])
+    return {"devices": local, "num_nodes": max(1, world // local)}
+
+
+def describe_launcher(environ: Mapping[str, str] = os.environ) -> str:
+    """Who started this process, for the first lines of a run."""
+    if launched_devices(environ) is not None:
+        return "torchrun"
+    if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
+        return "SLURM"
+    return "this command"

@@ -1,0 +1,88 @@
+"""The ``lit-stable`` command: help and version at once, everything else after the heavy imports."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+# One line each; the options of a subcommand are listed by its own --help.
+SUBCOMMANDS = {
+    "fit": "train a model from a recipe, or go on with a run",
+    "validate": "compute the validation losses of a checkpoint",
+    "test": "compute the test losses of a checkpoint",
+    "prepare": "turn text or JSONL files into a folder of token shards",
+    "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",
+}
+
+_HELP = """\
+usage: lit-stable SUBCOMMAND [options]
+       lit-stable --help | --version
+
+Train language models that stay stable, from recipes.
+
+subcommands:
+{subcommands}
+
+  `lit-stable SUBCOMMAND --help` lists the options of one.
+
+recipes:
+  --config takes a YAML file or the name of a shipped recipe, as in `--config quickstart`; several are merged in order,
+  and options on the command line win. The shipped ones lie in the folder recipes/ of the source and of the package.
+
+examples:
+  lit-stable fit --config quickstart
+  lit-stable fit --config quickstart --config stability/grad_clip --model.schedule.peak 3e-4
+  lit-stable check --config my_recipe.yaml
+  torchrun --standalone --nproc-per-node 8 -m lit_stable fit --config my_recipe.yaml
+
+exit codes:
+  0    done
+  1    failed
+  2    the recipe or the command line is wrong; nothing was run
+  130  stopped by Ctrl-C, a checkpoint was written
+  143  stopped by SIGTERM, a checkpoint was written"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        argv: Arguments without the program name; those of the process if None.
+
+    Returns:
+        The exit code; the help text lists them.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        from lit_stable.environment import version_block
+
+        print(version_block())
+        return 0
+    if arguments[0] not in SUBCOMMANDS:
+        print(_unknown(arguments[0]), file=sys.stderr)
+        return 2
+    # Late, because torch and Lightning take seconds and none of the answers above needs them.
+    from lit_stable.cli.main import run
+
+    return run(arguments)
+
+
+def _help() -> str:
+    width = max(map(len, SUBCOMMANDS))
+    return _HELP.format(subcommands="\n".join(f"  {name:<{width}}  {line}" for name, line in SUBCOMMANDS.items()))
+
+
+def _unknown(word: str) -> str:
+    if word.startswith("-"):
+        return f"lit-stable: {word}: options come after the subcommand; start with one of {', '.join(SUBCOMMANDS)}."
+    near = difflib.get_close_matches(word, SUBCOMMANDS, n=1)
+    remedy = f"did you mean {near[0]}?" if near else f"write one of {', '.join(SUBCOMMANDS)}."
+    return f"lit-stable: {word}: is no subcommand; {remedy}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Recipes: found by path or by name, read with their line numbers, put in order of inheritance.
+
+A recipe may name others under ``base:``, which are applied before it. jsonargparse merges several ``--config`` by key,
+so inheritance is a matter of rewriting the command line: each recipe becomes the chain of its layers.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader
+
+_CONFIG_OPTIONS = ("--config", "-c")
+_load_yaml = get_loader("yaml")  # jsonargparse's own reading of scalars: 1e-4 is a float, 2024-01-31 is text
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be found or read; the message names every problem, one a line."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One recipe file, without what it inherits."""
+
+    path: Path
+    data: dict[str, Any]
+    """What the file sets, ``base`` taken out."""
+
+    text: str
+    lines: dict[tuple[str, ...], int]
+    """Line, counted from 1, of every key path that the text spells out."""
+
+    def line(self, path: Sequence[str]) -> int:
+        """Line of a key path; that of the closest key above where an alias or a merge key brings it in."""
+        for length in range(len(path), 0, -1):
+            if tuple(path[:length]) in self.lines:
+                return self.lines[tuple(path[:length])]
+        return 1
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Name, as in ``stability/grad_clip``, and path of every recipe in the package."""
+    root = Path(next(iter(import_module("lit_stable.recipes").__path__)))  # a folder without __init__.py
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+
+
+def resolve_recipe(name_or_path: str | Path, folder: Path | None = None) -> Path:
+    """Find a recipe: a file first, then a shipped name with or without ``.yaml``.
+
+    Args:
+        name_or_path: what stands behind ``--config`` or ``base:``.
+        folder: where a relative path starts; the current folder if None.
+
+    Raises:
+        RecipeError: when there is neither, with the nearest names.
+    """
+    path = Path(name_or_path) if folder is None else folder / name_or_path
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    name = str(name_or_path).removesuffix(".yaml")
+    if name in shipped:
+        return shipped[name]
+    beside = [str(other) for other in sorted(path.parent.glob("*.yaml"))]
+    near = difflib.get_close_matches(str(name_or_path), [*shipped, *beside], n=3)
+    remedy = f"nearest are {', '.join(near)}" if near else f"shipped are {', '.join(shipped) or 'none'}"
+    raise RecipeError(f"recipe {str(name_or_path)!r}: is neither a file nor a shipped recipe; {remedy}.")
+
+
+def expand(path: Path, applied: Sequence[Path] = ()) -> list[Layer]:
+    """Read a recipe and all it inherits, in the order of application: each base before what names it.
+
+    A base that two recipes share is applied once, at its first place, so that it does not undo what came between.
+
+    Args:
+        applied: Files that earlier recipes of the command line have brought in already.
+
+    Raises:
+        RecipeError: when a file cannot be read, holds a key twice or ``config:``, or inherits from itself.
+    """
+    problems: list[str] = []
+    layers = _visit(path, (), {other.resolve() for other in applied}, problems)
+    if problems:
+        raise RecipeError("\n".join(dict.fromkeys(problems)))  # a shared base is read, and complained about, twice
+    return layers
+
+
+def expand_arguments(argv: Sequence[str]) -> tuple[list[str], list[Layer]]:
+    """Replace every ``--config X`` by one ``--config`` for each layer of X, as YAML text.
+
+    Returns:
+        The new arguments, and the layers in the order in which they apply.
+
+    Raises:
+        RecipeError: naming the problems of all recipes.
+    """
+    rewritten: list[str] = []
+    layers: list[Layer] = []
+    problems: list[str] = []
+    for option, value in _options(argv):
+        if option not in _CONFIG_OPTIONS or value is None:
+            rewritten += [option] if value is None else [option, value]
+            continue
+        try:
+            added = expand(resolve_recipe(value), [layer.path for layer in layers])
+        except RecipeError as error:
+            problems.append(str(error))
+            continue
+        layers += added
+        for layer in added:
+            rewritten += ["--config", yaml.dump(layer.data, Dumper=_QuotingDumper, sort_keys=False)]
+    if problems:
+        raise RecipeError("\n".join(problems))
+    return rewritten, layers
+
+
+def _visit(path: Path, chain: tuple[Path, ...], seen: set[Path], problems: list[str]) -> list[Layer]:
+    """Layers of one file, depth first; ``chain`` holds the files that lead here, ``seen`` those already applied."""
+    try:
+        layer, bases = _read(path)
+    except RecipeError as error:
+        problems.append(str(error))
+        return []
+    chain = (*chain, path.resolve())
+    layers: list[Layer] = []
+    for base in bases:
+        try:
+            found = resolve_recipe(base, path.parent)
+        except RecipeError as error:
+            problems.append(f"{path}:{layer.line(['base'])}: base: {error}")
+            continue
+        if found.resolve() in chain:
+            problems.append(
+                f"{path}:{layer.line(['base'])}: base: {base} inherits from this file; remove one of the two."
+            )
+        elif found.resolve() not in seen:
+            layers += _visit(found, chain, seen, problems)
+    seen.add(path.resolve())
+    return [*layers, layer]
+
+
+class _QuotingDumper(yaml.SafeDumper):
+    """Quotes all text: PyYAML writes the text '1e-4' bare, which jsonargparse would read back as a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+_QuotingDumper.add_representer(str, _quoted)
+
+
+def _options(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """The arguments one by one, except that a config option comes with its value."""
+    arguments = iter(argv)
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if option not in _CONFIG_OPTIONS:
+            yield argument, None
+        else:
+            yield option, value if equals else next(arguments, None)
+
+
+def _read(path: Path) -> tuple[Layer, list[str]]:
+    """Read one file: the layer, and the names under its ``base:``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = {} if node is None else _load_yaml(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise RecipeError(f"{path}:{line}: is not YAML: {error.problem}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: is not YAML: {error}.") from error
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}:1: must hold keys with values, as in `trainer: {{max_steps: 100}}`.")
+    lines: dict[tuple[str, ...], int] = {}
+    problems = []
+    for key_path, line in _key_lines(node):
+        if key_path in lines:
+            problems.append(f"{path}:{line}: {'.'.join(key_path)}: stands on line {lines[key_path]} already; keep one.")
+        lines.setdefault(key_path, line)
+    if "config" in data:
+        # jsonargparse would read it and silently drop keys that stand beside it.
+        problems.append(f"{path}:{lines['config',]}: config: is for the command line; inherit with `base:`.")
+    base = data.pop("base", [])
+    bases = [base] if isinstance(base, str) else base
+    if not (isinstance(bases, list) and all(isinstance(name, str) for name in bases)):
+        problems.append(
+            f"{path}:{lines['base',]}: base: must be the name of a recipe or a list of names, not {base!r}."
+        )
+    if problems:
+        raise RecipeError("\n".join(problems))
+    return Layer(path, data, text, lines), bases
+
+
+def _key_lines(node: yaml.Node | None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Every key path in the text with its line, repeated keys included; list items count as keys 0, 1, ..."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            key_path = (*path, str(key.value))
+            yield key_path, key.start_mark.line + 1
+            yield from _key_lines(value, key_path)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _key_lines(item, (*path, str(index)))

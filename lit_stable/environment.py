@@ -1,0 +1,69 @@
+"""What a bug report has to say about the machine."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from lit_stable import __version__
+
+_PACKAGES = ("lightning", "torchmetrics", "jsonargparse", "bitsandbytes", "tokenizers")
+
+
+def version_block() -> str:
+    """Versions and hardware, one a line, to paste into a bug report.
+
+    Versions come from package metadata; only torch is imported, to ask which CUDA it was built for and which GPUs it
+    sees. A package that is not installed is listed as such.
+    """
+    rows = [("lit-stable", _own_version()), ("Python", platform.python_version()), ("torch", _torch())]
+    rows += [(package, _installed(package)) for package in _PACKAGES]
+    rows += [("OS", platform.platform()), ("CPUs", str(os.cpu_count())), ("GPUs", _gpus())]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _own_version() -> str:
+    commit = _git_commit(Path(__file__).resolve().parent)
+    return f"{__version__} (commit {commit})" if commit else __version__
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _torch() -> str:
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError) as error:  # OSError: a shared library that does not load, the very bug reported
+        return f"{_installed('torch')} (cannot be imported: {error})"
+    cuda = torch.version.cuda
+    return f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'no CUDA'})"
+
+
+def _gpus() -> str:
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError):
+        return "unknown"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return ", ".join(names) or "none"
+
+
+def _git_commit(folder: Path) -> str | None:
+    """Commit of the checkout that holds ``folder``, or None in an installed package."""
+    if not (folder.parent / ".git").exists():  # site-packages may lie inside somebody else's repository
+        return None
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):  # no git on this machine, or no commit yet
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,102 @@
+"""`lit-stable check`: what a recipe would do, without training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.data.batch_sizes import batch_size_problems
+from lit_stable.model.formulas import flops_per_token, parameter_breakdown
+from lit_stable.model.gpt import GPT
+from lit_stable.model.memory import memory_per_device
+from lit_stable.module import GPTModule
+from lit_stable.optim.groups import audit, parameter_groups
+from lit_stable.optim.schedule import format_lr
+from lit_stable.run.console import human_bytes, human_count
+from lit_stable.run.report import describe
+
+if TYPE_CHECKING:
+    from lit_stable.cli.main import LitStableCLI
+    from lit_stable.data.datamodule import TokenDataModule
+
+
+def check(cli: LitStableCLI, devices: int) -> str:
+    """A page about the resolved recipe on ``devices`` data-parallel devices.
+
+    Raises:
+        MisconfigurationException: with every problem that only shows when parts meet.
+    """
+    module, data = cli.model, cli.datamodule
+    assert isinstance(module, GPTModule)
+    problems = meeting_problems(module, data, devices)
+    if problems:
+        raise MisconfigurationException("\n".join(problems))
+    trainer = cli.trainer_options
+    sections = [
+        _model(module),
+        _groups(module),
+        _batches(module, data, devices, trainer["max_steps"]),
+        _memory(module, data, devices, str(trainer["strategy"]), str(trainer["precision"])),
+        _schedule(module),
+        "features: " + ("; ".join(describe(f) for f in cli.features.values()) or "none"),
+    ]
+    return "\n\n".join(sections)
+
+
+def meeting_problems(module: GPTModule, data: TokenDataModule, devices: int) -> list[str]:
+    """Problems between model, data on disk and devices; each part alone has checked itself."""
+    problems = batch_size_problems(data.micro_batch, data.global_batch, devices)
+    if not data.needs_preparation:
+        try:
+            data.setup("fit")
+        except ValueError as error:
+            problems.append(str(error))
+    return problems + data.model_problems(module.config.vocab_size, module.config.max_length)
+
+
+def _model(module: GPTModule) -> str:
+    with torch.device("meta"):
+        built = sum(p.numel() for p in GPT(module.config).parameters())
+    parts = ", ".join(f"{name} {human_count(n)}" for name, n in parameter_breakdown(module.config).items() if n)
+    return f"model: {module.config}\nparameters: {built:,} ({parts})"
+
+
+def _groups(module: GPTModule) -> str:
+    with torch.device("meta"):
+        gpt = GPT(module.config)
+    options = module.optimizer_options
+    return audit(parameter_groups(gpt, options.weight_decay, options.decay_embeddings), gpt)
+
+
+def _batches(module: GPTModule, data: TokenDataModule, devices: int, max_steps: int) -> str:
+    tokens = data.global_batch * data.sequence_length
+    lines = [
+        f"step: {data.global_batch} samples x {data.sequence_length} = {tokens:,} tokens, as"
+        f" {data.accumulation(devices)} micro-batches of {data.micro_batch} on each of {devices} devices",
+    ]
+    if max_steps > 0:
+        total = tokens * max_steps
+        flops = total * flops_per_token(module.config, data.sequence_length)
+        lines.append(f"run: {max_steps:,} steps, {total:,} tokens, {flops:.3g} FLOPs")
+    return "\n".join(lines)
+
+
+def _memory(module: GPTModule, data: TokenDataModule, devices: int, strategy: str, precision: str) -> str:
+    parts = memory_per_device(
+        module.config,
+        micro_batch=data.micro_batch,
+        length=data.sequence_length,
+        shards=devices if strategy.startswith("fsdp") else 1,
+        bf16=precision.startswith("bf16"),
+        recompute=module.recompute,
+    )
+    listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())
+    return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"
+
+
+def _schedule(module: GPTModule) -> str:
+    schedule = module.schedule
+    points = [f"  {p:>16,}  {format_lr(lr):>12}  {label}" for p, lr, label in schedule.milestones()]
+    return f"learning rate ({schedule.shape}) by {schedule.unit}:\n" + "\n".join(points)

@@ -1,0 +1,45 @@
+"""Every problem that shows only when the parts of a recipe are built, in one go.
+
+jsonargparse builds part after part and stops at the first that refuses its values, inside a message about unions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.cli.features import FEATURES
+from lit_stable.data.datamodule import TokenDataModule
+from lit_stable.data.sources import Source
+from lit_stable.model.config import GPTConfig
+from lit_stable.module import AdamWOptions
+from lit_stable.optim.schedule import LRSchedule
+from lit_stable.run.checkpoints import Checkpoints
+
+
+def construction_problems(config: Namespace) -> list[str]:
+    """Build each part of a parsed recipe by itself; what each says against its values."""
+    problems: list[str] = []
+    for build in _builders(config):
+        try:
+            build()
+        except (ValueError, MisconfigurationException) as error:
+            problems += str(error).splitlines()
+    return problems
+
+
+def _builders(config: Namespace) -> Iterator[Callable[[], Any]]:
+    model, data = config["model"], config["data"].as_dict()
+    sources = {name: Source(**source) for name, source in data["sources"].items()}
+    yield lambda: GPTConfig(**model["gpt"].as_dict())
+    yield lambda: LRSchedule(**model["schedule"].as_dict())
+    yield lambda: AdamWOptions(**model["optimizer"].as_dict())
+    yield lambda: TokenDataModule(**{**data, "sources": sources})
+    yield lambda: Checkpoints(**config["checkpoints"].as_dict())
+    for name, feature in FEATURES.items():
+        options = config[f"stability.{name}"]
+        if options is not None:
+            yield lambda feature=feature, options=options: feature(**options.as_dict().get("init_args", {}))

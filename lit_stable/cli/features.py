@@ -1,0 +1,42 @@
+"""`stability:`: one named, typed, optional argument per feature, so that recipes merge them by name."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lit_stable.callbacks import GradClip
+from lit_stable.callbacks.base import MisconfigurationException
+
+#: Features by their name in a recipe. `name: {option: value}` turns one on, `name: null` off.
+FEATURES: dict[str, type[Callback]] = {
+    "grad_clip": GradClip,
+}
+
+
+def add_feature_arguments(parser: LightningArgumentParser) -> None:
+    """Add ``--stability.NAME`` for every feature, and ``--stability.extra`` for any other callback by a free name."""
+    for name, feature in FEATURES.items():
+        parser.add_argument(f"--stability.{name}", type=Optional[feature], default=None)  # noqa: UP045 - a runtime type
+    parser.add_argument("--stability.extra", type=dict[str, Optional[Callback]], default={})  # noqa: UP045
+
+
+def active_features(stability: Namespace) -> dict[str, Callback]:
+    """The features that are on, by name, those under ``extra`` as ``extra.NAME``."""
+    values: dict[str, Any] = {**vars(stability)}
+    extra = values.pop("extra", None) or {}
+    values.update({f"extra.{name}": callback for name, callback in extra.items()})
+    return {name: callback for name, callback in values.items() if callback is not None}
+
+
+def refuse_twins(callbacks: list[Callback], features: dict[str, Callback]) -> None:
+    """Raise when a class stands both in ``trainer.callbacks`` and under ``stability``: it would act twice."""
+    for name, feature in features.items():
+        if any(type(callback) is type(feature) for callback in callbacks):
+            raise MisconfigurationException(
+                f"{type(feature).__name__}: stands in trainer.callbacks and as stability.{name}, and would act twice;"
+                " keep one of them."
+            )

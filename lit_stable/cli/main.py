@@ -1,0 +1,250 @@
+"""`lit-stable fit|validate|test|check`: a recipe becomes a module, data, callbacks and a Trainer."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import traceback
+from argparse import ArgumentError
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    GracefulStop,
+    Progress,
+    SafeCheckpoints,
+    StepSeed,
+    ValidateEverySteps,
+)
+from lit_stable.cli.check import check
+from lit_stable.cli.construction import construction_problems
+from lit_stable.cli.features import active_features, add_feature_arguments, refuse_twins
+from lit_stable.cli.prepare import run_prepare
+from lit_stable.cli.problems import argument_problems, recipe_problems
+from lit_stable.cli.recipe import Layer, expand_arguments
+from lit_stable.data.datamodule import TokenDataModule
+from lit_stable.module import GPTModule
+from lit_stable.run.checkpoints import Checkpoints
+from lit_stable.run.console import quiet_lightning, say
+from lit_stable.run.folder import checkpoints, find_checkpoint, newest_run_with_checkpoint
+from lit_stable.run.report import Report
+from lit_stable.run.session import RunOptions, Session
+from lit_stable.strategies import fsdp1, fsdp2
+from lit_stable.strategies.launcher import launched_devices
+
+USAGE_ERROR = 2
+PACKAGE = Path(__file__).resolve().parent.parent
+_SIGNALLED = 128
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "max_epochs": -1,  # the data are endless; a run ends at max_steps
+    "check_val_every_n_epoch": None,
+    "use_distributed_sampler": False,  # the stream shards itself
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "log_every_n_steps": 10,
+}
+
+
+class UserError(Exception):
+    """Something the user can mend: printed without a traceback."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was typed, and where its recipes were found."""
+
+    name: str
+    argv: list[str]
+    layers: list[Layer]
+
+
+class LitStableCLI(LightningCLI):
+    """LightningCLI with the project's defaults; the recipe is the truth, never the checkpoint."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self._stop = GracefulStop()
+        self._resumed: Path | None = None
+        self._checkpoint: Path | None = None
+        super().__init__(
+            GPTModule,
+            TokenDataModule,
+            save_config_callback=None,  # the session stores the recipe, and never refuses a second one
+            seed_everything_default=False,  # every random number is a function of a seed and a position
+            trainer_defaults=TRAINER_DEFAULTS,
+            parser_kwargs={"exit_on_error": False, self._fit_like: {"exit_on_error": False}},
+            args=[self._fit_like, *command.argv],
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    @property
+    def _fit_like(self) -> str:
+        return "fit" if self.command.name == "check" else self.command.name
+
+    # -- parsing -----------------------------------------------------------------------------------------------------
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """One parser only, for the command at hand: each costs a good part of a second."""
+        return {self._fit_like: {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(RunOptions, "run")
+        parser.add_class_arguments(Checkpoints, "checkpoints", instantiate=True)
+        parser.add_argument("--validate_every", type=int, default=500, help="Optimizer steps between validations.")
+        parser.add_argument(
+            "--resume",
+            type=Literal["auto"] | None,
+            default=None,
+            help="auto: go on with the newest run of this name, in its folder, or start one if there is none.",
+        )
+        add_feature_arguments(parser)
+        if self.command.name == "check":
+            parser.add_argument("--devices", type=int, default=1, help="Data-parallel devices to plan for.")
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand != "fit":
+            parser.set_defaults({"verbose": False})  # Lightning's own table; the report prints the losses
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        own = self._subcommand_parsers[self._fit_like]
+        problems = recipe_problems(self.command.layers, own) or argument_problems(self.command.argv, own)
+        if problems:
+            raise UserError("\n".join(problems))
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise UserError(str(error)) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: Lightning would replace explicit values by the checkpoint's here, without a word."""
+
+    # -- building ----------------------------------------------------------------------------------------------------
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The resolved recipe as plain data."""
+        text = self._parser(self._fit_like).dump(self.config[self._fit_like], skip_none=False)
+        recipe: dict[str, Any] = yaml.safe_load(text)
+        return recipe
+
+    def before_instantiate_classes(self) -> None:
+        problems = construction_problems(self.config[self._fit_like])
+        if problems:
+            raise UserError("\n".join(problems))
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        trainer_config = dict(self._get(self.config_init, "trainer"))
+        if launched := launched_devices():
+            trainer_config.update(launched)
+        user_callbacks = trainer_config.pop("callbacks") or []
+        user_callbacks = user_callbacks if isinstance(user_callbacks, list) else [user_callbacks]
+        features = active_features(self._get(self.config_init, "stability"))
+        refuse_twins(user_callbacks, features)
+        self.features = features
+        own_loggers = trainer_config["logger"] is None
+        trainer_config["logger"] = False if own_loggers else trainer_config["logger"]
+        callbacks = [*self._own_callbacks(own_loggers), *features.values(), *user_callbacks]
+        self.trainer_options = trainer_config
+        if self.command.name == "check":  # the recipe's devices need not be here
+            return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
+        return Trainer(**{**trainer_config, "callbacks": callbacks})
+
+    def _own_callbacks(self, own_loggers: bool) -> list[Callback]:
+        data: TokenDataModule = self.datamodule
+        options: RunOptions = self._get(self.config_init, "run")
+        root, name = Path(options.root), options.name or self._default_name()
+        self._find_checkpoint(root, name)
+        self._report = Report(self._resume_command())
+        session = Session(root, name, self.recipe, self._resumed, own_loggers)
+        return [
+            session,
+            Progress(),
+            StepSeed(data.seed_data),
+            AccumulationWindows(data.global_batch, data.micro_batch),
+            ValidateEverySteps(self._get(self.config, "validate_every")),
+            SafeCheckpoints(),
+            self._stop,
+            self._report,
+            self._get(self.config_init, "checkpoints"),
+        ]
+
+    def _default_name(self) -> str:
+        return self.command.layers[-1].path.stem if self.command.layers else "run"
+
+    def _find_checkpoint(self, root: Path, name: str) -> None:
+        ckpt_path = self._get(self.config, "ckpt_path")
+        if self._get(self.config, "resume") == "auto":
+            if ckpt_path is not None:
+                raise ValueError(f"ckpt_path={ckpt_path} and resume=auto: each says where to go on; give one of them.")
+            self._resumed = newest_run_with_checkpoint(root, name)
+            self._checkpoint = checkpoints(self._resumed)[-1] if self._resumed else None
+            found = f"going on with {self._checkpoint}" if self._checkpoint else f"no run of {name!r} yet, starting one"
+            say(f"resume=auto: {found}")
+        elif ckpt_path is None and self.command.name in ("validate", "test"):
+            raise ValueError(
+                f"ckpt_path=null: `{self.command.name}` needs a checkpoint; give --ckpt_path PATH or last."
+            )
+        elif ckpt_path is not None:
+            self._checkpoint = find_checkpoint(str(ckpt_path), root, name)
+
+    def _resume_command(self) -> str:
+        typed = [word for word in sys.argv[1:] if word not in ("--resume", "auto", "--resume=auto")]
+        return f"lit-stable {shlex.join(typed)} --resume auto"
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        kwargs["ckpt_path"] = str(self._checkpoint) if self._checkpoint else None
+        return kwargs
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if self.command.name == "check":
+            print(check(self, self._get(self.config, "devices")))
+            return
+        super()._run_subcommand(subcommand)
+        if subcommand == "fit" and self._checkpoint and not self._report.started:
+            steps = Progress.of(self.trainer).steps
+            say(f"nothing to do: {self._checkpoint} is at step {steps}; set --trainer.max_steps above it to go on.")
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal that stopped the run."""
+        return _SIGNALLED + self._stop.signal if self._stop.signal else 0
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command; returns the process's exit code."""
+    name, rest = argv[0], list(argv[1:])
+    quiet_lightning()
+    fsdp1.register_strategies()
+    fsdp2.register_strategies()
+    try:
+        if name == "prepare":
+            run_prepare(rest)
+            return 0
+        expanded, layers = expand_arguments(rest)
+        return LitStableCLI(Command(name, expanded, layers)).exit_code
+    except (UserError, MisconfigurationException, ValueError) as error:
+        if isinstance(error, ValueError) and not _raised_here(error):
+            raise
+        print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
+        return USAGE_ERROR
+
+
+def _raised_here(error: ValueError) -> bool:
+    """Whether the package itself raised an error, so that its text is a sentence for the user."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return PACKAGE in Path(last.filename).resolve().parents

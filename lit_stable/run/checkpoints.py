@@ -1,0 +1,106 @@
+"""When to save and what to keep."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from lit_stable.callbacks import Progress
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.checkpoint_files import remove, size_on_disk
+from lit_stable.run.console import human_bytes, say
+from lit_stable.run.folder import checkpoint_path, checkpoint_step, checkpoints
+from lit_stable.run.validation_losses import TOTAL
+
+
+class Checkpoints(Checkpoint):
+    """Save at step boundaries into the run's folder; keep the last and the best.
+
+    Saved: at ``first_step``, so that something is there early; every ``every_steps``; after the last step; on a better
+    validation loss; when the run is told to stop. The name carries the step, so no save replaces another.
+
+    Args:
+        every_steps: Optimizer steps between saves, >= 1.
+        first_step: An early save, >= 1; ``None``: none.
+        keep_last: How many of the newest stay, >= 1.
+        keep_best: Whether the one with the lowest ``val/loss`` stays as well.
+
+    Raises:
+        MisconfigurationException: when a number is below 1.
+    """
+
+    def __init__(
+        self, every_steps: int = 500, first_step: int | None = 10, keep_last: int = 1, keep_best: bool = True
+    ) -> None:
+        for name, value in (("every_steps", every_steps), ("first_step", first_step), ("keep_last", keep_last)):
+            if value is not None and value < 1:
+                raise MisconfigurationException(f"checkpoints.{name}={value}: must be at least 1.")
+        self.every_steps = every_steps
+        self.first_step = first_step
+        self.keep_last = keep_last
+        self.keep_best = keep_best
+        self.folder: Path | None = None  # the run's, set before training starts
+        self.best_loss = math.inf
+        self.best_step: int | None = None
+        self._seen = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._seen = Progress.of(trainer).steps
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if Progress.of(trainer).steps == self._seen:  # in mid-window
+            return
+        self._seen = step = Progress.of(trainer).steps
+        if step == self.first_step or step % self.every_steps == 0 or step == trainer.max_steps:
+            self.save_now(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        loss = float(trainer.callback_metrics.get(TOTAL, math.nan))  # reduced: the same on all ranks
+        if not loss < self.best_loss:  # a NaN is never better
+            return
+        self.best_loss, self.best_step = loss, Progress.of(trainer).steps
+        if self.keep_best:
+            self.save_now(trainer)
+
+    def save_now(self, trainer: Trainer) -> None:
+        """Save this step, if it is not saved yet, and delete what need not be kept. Called by all ranks."""
+        assert self.folder is not None
+        path = checkpoint_path(self.folder, Progress.of(trainer).steps)
+        if not trainer.strategy.broadcast(path.exists()):
+            trainer.save_checkpoint(path)
+            if trainer.is_global_zero:
+                say(f"saved {path} ({human_bytes(size_on_disk(path))})")
+        if trainer.is_global_zero:
+            self._prune()
+
+    def _prune(self) -> None:
+        assert self.folder is not None
+        found = checkpoints(self.folder)
+        kept = set(found[-self.keep_last :])
+        if self.keep_best and self.best_step is not None:
+            kept.add(checkpoint_path(self.folder, self.best_step))
+        for path in found:
+            if path not in kept:
+                remove(path)
+
+    def last(self) -> Path | None:
+        """The newest checkpoint of the run."""
+        found = checkpoints(self.folder) if self.folder is not None else []
+        return found[-1] if found else None
+
+    def best(self) -> Path | None:
+        """The checkpoint with the lowest validation loss, if it was kept."""
+        found = checkpoints(self.folder) if self.folder is not None else []
+        return next((p for p in found if checkpoint_step(p) == self.best_step), None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_loss": self.best_loss, "best_step": self.best_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_loss, self.best_step = float(state_dict["best_loss"]), state_dict["best_step"]

@@ -1,0 +1,61 @@
+"""What a run says on the screen: rank 0 only, one flushed line at a time."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+
+from lit_stable.callbacks.base import rank_zero_only
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_BESIDE_THE_POINT = (
+    ".*does not have many workers.*",  # reading a window costs microseconds
+    ".*sync_dist=True.*",  # what we log is reduced over the ranks already
+    ".*`isinstance\\(treespec, LeafSpec\\)`.*",  # inside Lightning
+    ".*Precision bf16-mixed is not supported by the model summary.*",
+)
+
+
+def quiet_lightning() -> None:
+    """Let through of Lightning's log only warnings and what our callbacks say; its start-up notes repeat ours."""
+    logging.getLogger("lightning.pytorch").addFilter(_is_ours_or_serious)
+    for handler in logging.getLogger("lightning.pytorch").handlers:
+        handler.addFilter(_is_ours_or_serious)
+    for message in _BESIDE_THE_POINT:
+        warnings.filterwarnings("ignore", message)
+
+
+def _is_ours_or_serious(record: logging.LogRecord) -> bool:
+    origin = Path(record.pathname).resolve()
+    return record.levelno >= logging.WARNING or _PACKAGE in origin.parents or origin.parent.name == "callbacks"
+
+
+@rank_zero_only
+def say(text: str) -> None:
+    """Print on rank 0, at once."""
+    print(text, flush=True)
+
+
+def is_reported_step(trainer: Trainer, step: int) -> bool:
+    """Whether a line is printed for an optimizer step, counted from 1: the first, the logged ones, the last."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return step == 1 or (every > 0 and step % every == 0) or step == trainer.max_steps
+
+
+def human_count(count: float) -> str:
+    """A count with three digits and a suffix: 2_340_000 -> ``2.34M``."""
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= limit:
+            return f"{count / limit:.3g}{suffix}"
+    return f"{count:.3g}"
+
+
+def human_bytes(size: float) -> str:
+    """Bytes with three digits and a binary suffix: 3_221_225_472 -> ``3 GiB``."""
+    for limit, suffix in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= limit:
+            return f"{size / limit:.3g} {suffix}"
+    return f"{size:.0f} B"

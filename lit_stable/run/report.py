@@ -1,0 +1,233 @@
+"""What a person sees of a run: the first lines, one line per logging interval, and a closing table."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_stable import __version__
+from lit_stable.callbacks import GradNorm, Progress
+from lit_stable.model.init import audit_init, format_audit
+from lit_stable.module import GPTModule
+from lit_stable.optim.groups import audit
+from lit_stable.optim.schedule import format_lr
+from lit_stable.run.console import human_count, is_reported_step, say
+from lit_stable.run.session import Session
+from lit_stable.strategies.launcher import describe_launcher
+
+
+class Report(Callback):
+    """Prints; changes nothing. Tokens/s count training time only, over the interval of the line they stand in.
+
+    Args:
+        resume_command: What the closing table names as the way to go on.
+    """
+
+    def __init__(self, resume_command: str) -> None:
+        self.resume_command = resume_command
+        self.first_loss: float | None = None
+        self._last_loss = float("nan")
+        self.started = False
+        self._clock = IntervalClock()
+        self._seen = 0
+
+    # -- first lines -------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        progress = Progress.of(trainer)
+        self.started = True
+        self._seen = progress.steps
+        self._clock.start(progress.tokens)
+        for line in first_lines(trainer, pl_module):
+            say(line)
+        if progress.steps == 0:  # after a resume the weights are trained ones
+            self._audit_init(pl_module)
+        say("")
+
+    @staticmethod
+    def _audit_init(pl_module: GPTModule) -> None:
+        assert pl_module.gpt is not None
+        rows = audit_init(((n, _whole(p)) for n, p in pl_module.gpt.named_parameters()), pl_module.config)
+        wrong = sum(not row.ok for row in rows)
+        say(f"initial weights: {len(rows)} tensors measured, {wrong} not as declared")
+        if wrong:
+            say(format_audit(rows))
+
+    # -- lines -------------------------------------------------------------------------------------------------------
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        assert isinstance(pl_module, GPTModule)
+        progress = Progress.of(trainer)
+        if progress.steps == self._seen:  # in mid-window
+            return
+        self._seen = step = progress.steps
+        if not is_reported_step(trainer, step):
+            return
+        assert pl_module.window_loss is not None
+        self._last_loss = float(pl_module.window_loss)  # waits for the device, so that the clock reads true
+        if self.first_loss is None:
+            self.first_loss = self._last_loss
+        norm = GradNorm.of(trainer).value
+        parts = [
+            f"step {step}/{trainer.max_steps}" if trainer.max_steps > 0 else f"step {step}",
+            f"loss {self._last_loss:.4f}",
+            f"lr {format_lr(trainer.optimizers[0].param_groups[0]['lr'])}",
+            *([f"grad norm {float(norm):.3g}"] if norm is not None else []),
+            f"{human_count(self._clock.interval(progress.tokens))} tokens/s",
+            f"{human_count(progress.tokens)} tokens",
+            *([f"{progress.skipped} skipped"] if progress.skipped else []),
+        ]
+        say(" | ".join(parts))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clock.pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clock.go_on()
+        if trainer.sanity_checking:
+            return
+        for name, loss in validation_losses(trainer).items():
+            say(f"  validation {name}: loss {loss:.4f}, perplexity {torch.tensor(loss).exp():.4g}")
+
+    on_test_start = on_validation_start
+    on_test_end = on_validation_end
+
+    # -- closing table -----------------------------------------------------------------------------------------------
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        progress, data = Progress.of(trainer), trainer.datamodule  # type: ignore[attr-defined]
+        rows = [
+            ("steps", f"{progress.steps} ({progress.skipped} skipped)"),
+            ("tokens", f"{progress.tokens:,}"),
+            ("tokens/s", human_count(self._clock.overall(progress.tokens))),
+            ("loss, first and last", f"{self.first_loss or float('nan'):.4f} -> {self._last_loss:.4f}"),
+        ]
+        for name, loss in validation_losses(trainer).items():
+            entropy = data.unigram_entropy(name)
+            verdict = "below" if loss < entropy else "NOT BELOW"
+            rows.append((f"validation {name}", f"{loss:.4f}, {verdict} the unigram entropy {entropy:.4f}"))
+        session = next((c for c in trainer.callbacks if isinstance(c, Session)), None)  # type: ignore[attr-defined]
+        if session is not None:
+            rows.append(("logs", str(session.folder)))
+        for callback in trainer.checkpoint_callbacks:
+            for what in ("last", "best"):
+                if hasattr(callback, what) and (path := getattr(callback, what)()) is not None:
+                    rows.append((f"checkpoint, {what}", str(path)))
+        rows.append(("to go on", self.resume_command))
+        width = max(len(name) for name, _ in rows)
+        say("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"first_loss": self.first_loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.first_loss = state_dict["first_loss"]
+
+
+class IntervalClock:
+    """Tokens per second of training time: between two lines, and over all but the first interval, which compiles."""
+
+    def __init__(self) -> None:
+        self._seconds = self._total = 0.0
+        self._tokens = self._first = 0
+        self._since: float | None = None
+        self._warm = False
+
+    def start(self, tokens: int) -> None:
+        """Begin at a token count."""
+        self._tokens = self._first = tokens
+        self._seconds = self._total = 0.0
+        self._warm = False
+        self.go_on()
+
+    def pause(self) -> None:
+        """Stop counting time."""
+        if self._since is not None:
+            self._seconds += time.perf_counter() - self._since
+            self._since = None
+
+    def go_on(self) -> None:
+        """Count time again."""
+        self._since = time.perf_counter()
+
+    def interval(self, tokens: int) -> float:
+        """Tokens/s since the last call."""
+        self.pause()
+        rate = (tokens - self._tokens) / max(self._seconds, 1e-9)
+        if self._warm:
+            self._total += self._seconds
+        else:
+            self._warm, self._first = True, tokens
+        self._seconds, self._tokens = 0.0, tokens
+        self.go_on()
+        return rate
+
+    def overall(self, tokens: int) -> float:
+        """Tokens/s since the first call of ``interval``."""
+        self.interval(tokens)
+        return (tokens - self._first) / max(self._total, 1e-9)
+
+
+def validation_losses(trainer: Trainer) -> dict[str, float]:
+    """Loss of each named validation set as last measured; empty before the first validation."""
+    names = getattr(trainer.datamodule, "validation_names", [])  # type: ignore[attr-defined]
+    found = {name: trainer.callback_metrics.get(f"val/{name}/loss") for name in names}
+    return {name: float(loss) for name, loss in found.items() if loss is not None}
+
+
+def first_lines(trainer: Trainer, module: GPTModule) -> list[str]:
+    """Hardware, precision, model, groups, schedule and features: what one asks first when a run behaves oddly."""
+    assert module.gpt is not None
+    progress = Progress.of(trainer)
+    device = trainer.strategy.root_device
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
+    parameters = sum(p.numel() for p in module.gpt.parameters())
+    schedule = ", ".join(f"{p:,} {format_lr(lr)} ({label})" for p, lr, label in module.schedule.milestones())
+    session = next((c for c in trainer.callbacks if isinstance(c, Session)), None)  # type: ignore[attr-defined]
+    return [
+        f"lit-stable {__version__}, torch {torch.__version__}",
+        f"hardware: {trainer.world_size} x {hardware}; started by {describe_launcher()};"
+        f" strategy {type(trainer.strategy).__name__}; precision {trainer.precision}",
+        f"model: {parameters:,} parameters; {module.config}",
+        f"dtypes: {dtypes(trainer, module)}",
+        f"learning rate by {module.schedule.unit}: {schedule}",
+        audit(trainer.optimizers[0].param_groups, module),
+        "callbacks: " + "; ".join(describe(c) for c in trainer.callbacks if not isinstance(c, (Report, Session))),  # type: ignore[attr-defined]
+        f"run folder: {session.folder if session is not None else None}",
+        f"position: step {progress.steps}, {progress.samples:,} samples, {progress.tokens:,} tokens"
+        + (f"; dropped sample ranges {progress.dropped}" if progress.dropped else ""),
+    ]
+
+
+def dtypes(trainer: Trainer, module: GPTModule) -> str:
+    """Dtypes of parameters, optimizer moments and buffers, with how many tensors have each."""
+    moments = [
+        value
+        for state in trainer.optimizers[0].state.values()
+        for name, value in state.items()
+        if name != "step" and torch.is_tensor(value)
+    ]
+    kinds = {"parameters": module.parameters(), "moments": moments, "buffers": module.buffers()}
+    counted = {kind: Counter(str(t.dtype).removeprefix("torch.") for t in tensors) for kind, tensors in kinds.items()}
+    return ", ".join(f"{kind} {dict(counts) or 'none'}" for kind, counts in counted.items())
+
+
+def describe(callback: Any) -> str:
+    """A callback as its class and the settings of its constructor."""
+    settings = [
+        f"{name}={getattr(callback, name)!r}"
+        for name in inspect.signature(type(callback).__init__).parameters
+        if name != "self" and hasattr(callback, name)
+    ]
+    return f"{type(callback).__name__}({', '.join(settings)})"
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

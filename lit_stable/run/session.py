@@ -1,0 +1,117 @@
+"""One run on disk: its folder, its loggers, its recipe, and what a checkpoint remembers of the recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from lit_stable.callbacks import Progress
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.safe_checkpoints import KEY
+from lit_stable.module import GPTModule
+from lit_stable.run.checkpoints import Checkpoints
+from lit_stable.run.console import say
+from lit_stable.run.folder import new_folder
+
+#: What may differ between a run and its resume without being worth a line.
+_UNREMARKABLE = (
+    *("run.", "checkpoints.", "trainer.logger", "trainer.default_root_dir", "resume", "ckpt_path", "config"),
+    "model.schedule.",  # has a policy of its own, which speaks for itself
+)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where a run lives on disk."""
+
+    name: str | None = None
+    """Name of the run; null: the name of the recipe file."""
+    root: str = "runs"
+    """Folder of all runs."""
+
+
+class Session(Callback):
+    """Opens the run's folder before anything is written, and is the first of the application's callbacks.
+
+    A new run gets the next free number; a run that goes on (``resume``) keeps its folder, with new log files beside the
+    old ones. The resolved recipe is stored in the folder and in every checkpoint; when a checkpoint is loaded, what
+    differs from it is printed, old -> new.
+    """
+
+    def __init__(self, root: Path, name: str, recipe: dict[str, Any], resumed: Path | None, own_loggers: bool) -> None:
+        self.root = root
+        self.name = name
+        self.recipe = recipe
+        self.resumed = resumed  # the folder to go on in, if any
+        self.folder: Path | None = None
+        self._own_loggers = own_loggers
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or self.folder is not None:
+            return
+        folder = (self.resumed or new_folder(self.root, self.name)) if trainer.is_global_zero else None
+        self.folder = Path(trainer.strategy.broadcast(str(folder)))
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):
+                callback.folder = self.folder
+        if trainer.is_global_zero:
+            self._session = 1 + len(list(self.folder.glob("recipe-*.yaml")))
+            (self.folder / f"recipe-{self._session:02d}.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
+        self._session = trainer.strategy.broadcast(getattr(self, "_session", 1))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self.folder is not None
+        assert isinstance(pl_module, GPTModule)
+        problems = trainer.datamodule.model_problems(  # type: ignore[attr-defined]
+            pl_module.config.vocab_size, pl_module.config.max_length
+        )
+        if problems:
+            raise MisconfigurationException("\n".join(problems))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self.folder is not None
+        if self._own_loggers:  # not before: where the run stands is known only now
+            trainer.loggers = self._loggers(self.folder, Progress.of(trainer).steps)
+
+    def _loggers(self, folder: Path, steps: int) -> list[Logger]:
+        # What a killed process logged after the checkpoint is logged again: TensorBoard drops the older points.
+        purge = {"purge_step": steps + 1} if steps else {}
+        return [
+            TensorBoardLogger(save_dir=folder, name="", version="tensorboard", **purge),
+            CSVLogger(save_dir=folder, name="", version=f"csv-{self._session:02d}"),
+        ]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        checkpoint.setdefault(KEY, {}).update(recipe=self.recipe, data=data.fingerprint())
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        stored = checkpoint.get(KEY, {})
+        if "recipe" not in stored or trainer.state.fn != "fit":
+            return
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        changes = recipe_changes(stored["recipe"], self.recipe) + recipe_changes(stored["data"], data.fingerprint())
+        for line in changes:
+            say(f"changed since the checkpoint: {line}")
+
+
+def recipe_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Lines ``key: old -> new`` for every leaf in which two resolved recipes differ."""
+    before, after = _leaves(old), _leaves(new)
+    keys = [*after, *(k for k in before if k not in after)]
+    return [
+        f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
+        for key in keys
+        if before.get(key) != after.get(key) and not key.startswith(_UNREMARKABLE)
+    ]
+
+
+def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict) or not node:
+        return {prefix.removesuffix("."): node}
+    return {key: value for k, v in node.items() for key, value in _leaves(v, f"{prefix}{k}.").items()}

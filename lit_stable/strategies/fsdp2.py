@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -42,6 +43,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         timeout_minutes: How long a collective may wait for the slowest rank.
 
     Raises:
+        RuntimeError: when torch is older than 2.7, whose ``fully_shard`` cannot leave parameters whole.
         ValueError: for a precision other than 32-true and bf16-mixed.
     """
 
@@ -51,6 +53,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         process_group_backend: str | None = None,
         timeout_minutes: float = 30.0,
     ) -> None:
+        if "ignored_params" not in inspect.signature(fully_shard).parameters:
+            raise RuntimeError(f"torch {torch.__version__}: strategy fsdp2 needs torch 2.7 or newer; or use ddp.")
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
@@ -88,6 +92,20 @@ class FSDP2Strategy(ModelParallelStrategy):
             return result
 
         return super().optimizer_step(optimizer, average_then_step, model, **kwargs)
+
+    def on_validation_end(self) -> None:
+        self._reshard()
+
+    def on_test_end(self) -> None:
+        self._reshard()
+
+    def _reshard(self) -> None:
+        # The root keeps its parameters gathered after a forward pass, for the backward pass that an evaluation never
+        # runs: until the next training step the module's parameters would not be those that the optimizer holds.
+        assert self.model is not None
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
     def _average_whole_gradients(self, optimizer: Optimizer) -> None:
         group = self.device_mesh["data_parallel"].get_group()

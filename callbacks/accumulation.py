@@ -92,6 +92,7 @@ class AccumulationWindows(StabilityCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._open(trainer, offset=ready_batches(trainer))
+        self._opened_at = -1  # Lightning resets that count before the first batch: open again there
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if Progress.of(trainer).steps != self._opened_at:
@@ -110,5 +111,6 @@ class AccumulationWindows(StabilityCallback):
         self._opened_at = Progress.of(trainer).steps
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        trainer.accumulate_grad_batches = 1
+        if isinstance(trainer.accumulate_grad_batches, Window):
+            trainer.accumulate_grad_batches = 1
         self._opened_at = -1

@@ -32,7 +32,7 @@ class StabilityCallback(Callback):
 
     Within a hook, Lightning calls callbacks in list order, and order matters: a gradient that is dropped must be gone
     before the norm is taken, the norm must exist before it is judged, and so on. ``setup`` re-sorts ours within the
-    places they hold, so that foreign callbacks stay where the user put them.
+    places they hold, so that foreign callbacks stay where the user put them. One callback given twice is refused.
 
     A subclass that overrides ``setup`` calls ``super().setup(...)`` first.
     """
@@ -41,6 +41,12 @@ class StabilityCallback(Callback):
     order: ClassVar[int] = 50
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        twins = [c for c in trainer.callbacks if type(c) is type(self) and c.state_key == self.state_key]  # type: ignore[attr-defined]
+        if len(twins) > 1:
+            raise MisconfigurationException(
+                f"`{type(self).__name__}`: stands {len(twins)} times in the trainer's callbacks and would act as often;"
+                " keep one."
+            )
         arrange(trainer)
 
 

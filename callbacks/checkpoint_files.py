@@ -107,7 +107,7 @@ def damage(path: Path, part: int = 0, parts: int = 1) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             record = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, OSError) as error:
+    except Exception as error:  # a flipped bit in a header raises nearly anything: codecs, decompressors, passwords
         return f"{path} is no complete checkpoint file ({error})"
     return f"{path} is damaged: its record {record} does not match its checksum" if record else None
 
@@ -116,7 +116,10 @@ def _folder_damage(folder: Path, part: int, parts: int) -> str | None:
     listing = folder / CHECKSUMS
     if not listing.is_file():
         return None if (folder / ".metadata").is_file() else f"{folder} is no checkpoint: it holds no .metadata file"
-    entries: dict[str, list[int]] = json.loads(listing.read_text())
+    try:
+        entries: dict[str, list[int]] = json.loads(listing.read_text())
+    except ValueError as error:  # what json and the UTF-8 decoder raise
+        return f"{listing} is damaged ({error})"
     for index, (name, expected) in enumerate(sorted(entries.items())):
         if index % parts != part:
             continue

@@ -11,8 +11,12 @@ import torch
 import torch.distributed as dist
 
 from .base import StabilityCallback, rank_zero_info
-from .private_names import restore_sigterm_broadcast, silence_sigterm_broadcast
-from .progress import Progress
+from .private_names import (
+    after_signal_registration,
+    restore_signal_registration,
+    restore_sigterm_broadcast,
+    silence_sigterm_broadcast,
+)
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -23,7 +27,9 @@ class GracefulStop(StabilityCallback):
 
     Ranks may get the signal at different moments, or only one of them may: after every optimizer step they agree over
     a CPU process group (gloo), so that no rank waits for another in a collective and the device is never read.
-    Lightning's own check, a device broadcast read on the host for every micro-batch, is switched off meanwhile.
+    Lightning's own check, a device broadcast read on the host for every micro-batch, is switched off meanwhile, and
+    so is the validation with which Lightning ends a stopped run; ``min_steps`` and ``min_epochs`` do not hold it.
+    Nothing is logged.
 
     The checkpoint is written by the first checkpoint callback that has ``save_now(trainer)``, else to
     ``stopped-step=N.ckpt`` under ``dirpath``. The process should then exit with ``128 + signal`` (130 or 143), so that
@@ -46,43 +52,75 @@ class GracefulStop(StabilityCallback):
         self.dirpath = dirpath
         self.signal: int | None = None
         self._received = 0
+        self._interrupted = False
         self._previous: dict[int, Any] = {}
+        self._overridden: list[tuple[Any, str, Any]] = []  # (owner, attribute, what it was)
         self._group: Any = None
         self._steps = 0
+        self._process = 0
+        self._training = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and trainer.world_size > 1 and self._group is None:
             self._group = dist.new_group(backend="gloo")
+        if stage == "fit":
+            # Later than here, where Lightning's own would come on top; earlier than the data workers, which a launcher
+            # or a terminal signals too, and which inherit what stands then.
+            after_signal_registration(trainer, self._install)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.signal, self._received = None, 0
-        self._steps = Progress.of(trainer).steps
-        silence_sigterm_broadcast(trainer)
+    def _install(self) -> None:
+        self.signal, self._received, self._interrupted = None, 0, False
+        self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():  # Python takes handlers nowhere else
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._on_signal)
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._steps = trainer.global_step
+        self._training = True
+        silence_sigterm_broadcast(trainer)
+
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self._received == signal.SIGINT == number:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            raise KeyboardInterrupt
+        if os.getpid() != self._process:  # a forked data worker: it ends when the trainer ends
+            return
+        if not self._training:  # nothing was trained, there is nothing to save
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise SystemExit(128 + number)
+        if number == signal.SIGINT:
+            if self._interrupted:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                raise KeyboardInterrupt
+            self._interrupted = True
         self._received = self._received or number
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        progress = Progress.of(trainer)
-        if progress.steps == self._steps:  # not at a step boundary
+        if trainer.global_step == self._steps:  # not at a step boundary
             return
-        self._steps = progress.steps
+        self._steps = trainer.global_step
         received = self._agreed()
         if not received or self.signal:
             return
         self.signal = received
         name = signal.Signals(received).name
-        rank_zero_info(f"{name} received: writing a checkpoint after step {progress.steps}, then stopping.")
-        self._save(trainer, progress.steps)
+        rank_zero_info(f"{name} received: writing a checkpoint after step {self._steps}, then stopping.")
+        self._save(trainer, self._steps)
+        self._stop_now(trainer)
+
+    def _stop_now(self, trainer: Trainer) -> None:
+        # Whoever sent the signal may not wait for a validation first, nor for a minimum of steps or epochs.
+        loop = trainer.fit_loop
+        overrides: list[tuple[Any, str, Any]] = [
+            (trainer, "limit_val_batches", 0),
+            (loop, "min_epochs", None),
+            (loop.epoch_loop, "min_steps", None),
+        ]
+        for owner, name, value in overrides:
+            self._overridden.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
         trainer.should_stop = True
 
     def _agreed(self) -> int:
@@ -101,7 +139,16 @@ class GracefulStop(StabilityCallback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            # Lightning has restored by now what it found before the fit; its own handler must not come back.
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
         self._previous = {}
+        self._training = False
+        restore_signal_registration(trainer)
+        if self._overridden:
+            for owner, name, value in self._overridden:
+                setattr(owner, name, value)
+            self._overridden = []
+            trainer.should_stop = False  # or Lightning 2.5.0 ends the next fit before its first step
         restore_sigterm_broadcast(trainer)
         self._group = None

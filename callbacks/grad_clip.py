@@ -11,6 +11,7 @@ from torch import Tensor
 from .base import MisconfigurationException, StabilityCallback, is_logging_step
 from .device_step import clear, clear_after_each_step, divide_gradients, skip_step
 from .grad_norm import GradNorm
+from .progress import Progress
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -57,6 +58,7 @@ class GradClip(StabilityCallback):
         if stage == "fit":
             refuse_other_clipping(trainer, pl_module)
             GradNorm.of(trainer)
+            Progress.of(trainer)  # here, so that a resume restores its count of skipped steps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hooks = [clear_after_each_step(optimizer) for optimizer in trainer.optimizers]

@@ -30,7 +30,10 @@ def initialise_state(optimizer: Optimizer) -> None:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
-def step_counts(optimizer: Optimizer) -> tuple[int, int] | None:
-    """(smallest, largest) step count in the optimizer's state; ``None`` if it keeps none. Waits for the device."""
-    counts = [int(state["step"]) for state in optimizer.state.values() if "step" in state]
-    return (min(counts), max(counts)) if counts else None
+def step_count(optimizer: Optimizer) -> int | None:
+    """Largest step count in the optimizer's state; ``None`` if it keeps none. Waits for the device once.
+
+    The largest, since a parameter may have stood still: frozen for a while, or no shard of it on this rank (FSDP1).
+    """
+    counts = [torch.as_tensor(state["step"]) for state in optimizer.state.values() if "step" in state]
+    return int(torch.stack([c.to(counts[0].device, torch.float32) for c in counts]).max()) if counts else None

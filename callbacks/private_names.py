@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -30,6 +31,26 @@ def align_logged_step(trainer: Trainer) -> None:
     logging interval and the x axis of every later point.
     """
     trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
+
+
+def after_signal_registration(trainer: Trainer, install: Callable[[], None]) -> None:
+    """Call ``install`` right after Lightning has put its own signal handlers in place.
+
+    It does so between the last hook before training and the start of the data workers: no public hook lies there. Its
+    SIGTERM handler broadcasts a device tensor from inside the handler, which can deadlock.
+    """
+    register = type(trainer._signal_connector).register_signal_handlers
+
+    def register_then_install() -> None:
+        register(trainer._signal_connector)
+        install()
+
+    trainer._signal_connector.register_signal_handlers = register_then_install  # type: ignore[method-assign]
+
+
+def restore_signal_registration(trainer: Trainer) -> None:
+    """Undo :func:`after_signal_registration`."""
+    trainer._signal_connector.__dict__.pop("register_signal_handlers", None)
 
 
 def silence_sigterm_broadcast(trainer: Trainer) -> None:

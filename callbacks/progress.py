@@ -35,7 +35,10 @@ class Progress(StabilityCallback):
     A batch holds ``shape[0]`` samples and ``shape[0] * shape[1]`` tokens of its first tensor; a LightningModule that
     knows better defines ``count_batch(batch) -> tuple[int, int]`` (samples, tokens of this rank's batch).
 
-    It installs itself: any callback, schedule or data module calls ``Progress.of(trainer)``.
+    It installs itself: any callback or data module calls ``Progress.of(trainer)`` in its ``setup``.
+
+    Logged at logging steps: ``progress/samples``, ``progress/tokens``, ``progress/skipped`` (the counters after the
+    step).
 
     Attributes:
         steps: Optimizer steps committed, skipped ones included.
@@ -50,7 +53,8 @@ class Progress(StabilityCallback):
         tokens: Tokens, likewise.
 
     Raises:
-        MisconfigurationException: when a checkpoint of a begun run has no counters and none were given here.
+        MisconfigurationException: when a checkpoint of a begun run has no counters and none were given here, or when
+            the counters were installed after the checkpoint was restored, or have counted for another trainer.
 
     Example::
 
@@ -70,6 +74,7 @@ class Progress(StabilityCallback):
         self.start = Mark(0, 0, 0)
         self._pending_samples = 0
         self._pending_tokens = 0
+        self._has_loss = False  # of the open window: did any micro-batch have one?
 
     @staticmethod
     def of(trainer: Trainer) -> Progress:
@@ -126,7 +131,18 @@ class Progress(StabilityCallback):
     # -- hooks -------------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step and not self.steps:
+            raise MisconfigurationException(
+                f"`Progress` begins at 0 and the trainer stands at step {trainer.global_step} already: it was installed"
+                " too late to be restored; put `Progress()` into the trainer's callbacks."
+            )
+        if self.steps and not trainer.global_step:
+            raise MisconfigurationException(
+                f"`Progress` stands at step {self.steps} and the trainer at 0: it has counted for another trainer; give"
+                " each one its own `Progress()`."
+            )
         self._pending_samples = self._pending_tokens = 0
+        self._has_loss = False
         self.start = self.mark
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -138,16 +154,31 @@ class Progress(StabilityCallback):
         self._pending_samples += samples * ranks
         self._pending_tokens += tokens * ranks
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._has_loss = True
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if self._pending_samples == 0:  # a second optimizer stepping on the same batch
             return
+        # Lightning steps, and counts the step, also when `training_step` returned None for the whole window.
+        self.note_skipped(pl_module.automatic_optimization and not self._has_loss)
+        self._has_loss = False
         self.steps += 1
         self.samples += self._pending_samples
         self.tokens += self._pending_tokens
         self._pending_samples = self._pending_tokens = 0
 
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        # After the step, so that one that was skipped is counted in its own row.
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if self._pending_samples or not every or trainer.global_step % every:
+            return
+        for name, value in (("samples", self.samples), ("tokens", self.tokens), ("skipped", self._skipped)):
+            pl_module.log(f"progress/{name}", torch.as_tensor(value, dtype=torch.float64))
+
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self.state_key in checkpoint.get("callbacks", {}) or not checkpoint.get("global_step"):
+        restored = self.state_key in checkpoint.get("callbacks", {})
+        if restored or not checkpoint.get("global_step") or trainer.state.fn != "fit":
             return
         samples, tokens = self._given
         if samples is None or tokens is None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from . import checkpoint_files as files
 from .base import MisconfigurationException, StabilityCallback
-from .optimizer_state import initialise_state, step_counts
+from .optimizer_state import initialise_state, step_count
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -47,11 +47,11 @@ class SafeCheckpoints(StabilityCallback):
 
     def __init__(self) -> None:
         self._strategy: Any = None
-        self._saved_counts: list[list[int] | None] | None = None
+        self._saved_counts: list[int | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if self._strategy is not None:
+        if self._strategy is trainer.strategy:  # the fit before ended with an exception, so without a teardown
             return
         # On the instance: the one place to act just before a load, and around a save, whatever the strategy.
         strategy = self._strategy = trainer.strategy
@@ -102,10 +102,8 @@ class SafeCheckpoints(StabilityCallback):
             files.write_checksums(folder, {name: entry for part in entries for name, entry in part.items()})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        counts = [step_counts(optimizer) for optimizer in trainer.optimizers]
-        checkpoint.setdefault(KEY, {}).update(
-            format=FORMAT, optimizer_steps=[list(c) if c is not None else None for c in counts]
-        )
+        counts = [step_count(optimizer) for optimizer in trainer.optimizers]
+        checkpoint.setdefault(KEY, {}).update(format=FORMAT, optimizer_steps=counts)
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
@@ -149,10 +147,10 @@ class SafeCheckpoints(StabilityCallback):
         if saved is None:
             return
         for index, (optimizer, expected) in enumerate(zip(trainer.optimizers, saved, strict=False)):
-            found = step_counts(optimizer)
-            if expected is not None and (found is None or list(found) != list(expected)):
+            found = step_count(optimizer)
+            if expected is not None and found != expected:
                 raise MisconfigurationException(
-                    f"optimizer {index}: its step counts after the load are {found} and the checkpoint says"
-                    f" {tuple(expected)}, so its state was not restored; make sure the optimizer and its parameter"
-                    " groups are those that wrote the checkpoint."
+                    f"optimizer {index}: its step count after the load is {found} and the checkpoint says {expected},"
+                    " so its state was not restored; make sure the optimizer and its parameter groups are those that"
+                    " wrote the checkpoint."
                 )

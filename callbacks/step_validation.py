@@ -16,8 +16,8 @@ class ValidateEverySteps(StabilityCallback):
 
     Lightning counts micro-batches, so a batch-size ramp would change when it validates, and a resume in mid-window
     would shift it. This is a function of the optimizer step alone. Give the Trainer
-    ``check_val_every_n_epoch=None`` (Lightning then looks at every micro-batch). A run that is told to stop does not
-    validate first.
+    ``check_val_every_n_epoch=None`` (Lightning then looks at every micro-batch). A run that is told to stop by
+    ``trainer.should_stop`` validates first, as Lightning has it; ``GracefulStop`` does without. Nothing is logged.
 
     Args:
         every: Optimizer steps between validations, >= 1.
@@ -36,6 +36,7 @@ class ValidateEverySteps(StabilityCallback):
         if every < 1:
             raise MisconfigurationException(f"`ValidateEverySteps(every={every})`: must be at least 1.")
         self.every = every
+        self._trainers_own: int | float | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -47,7 +48,13 @@ class ValidateEverySteps(StabilityCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.enable_validation:
+            self._trainers_own = trainer.val_check_batch
             trainer.val_check_batch = StepCheck(self.every, trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Lightning 2.5.0 gives a trainer this attribute in its first fit, not before.
+        if isinstance(getattr(trainer, "val_check_batch", None), StepCheck):
+            trainer.val_check_batch = self._trainers_own
 
 
 class StepCheck(int):
@@ -62,7 +69,7 @@ class StepCheck(int):
 
     def __rmod__(self, micro_batches: int) -> int:
         trainer = self.trainer
-        if window_is_open(trainer) or trainer.should_stop:
+        if window_is_open(trainer):
             return 1
         last = trainer.global_step == trainer.max_steps
         return 0 if last else trainer.global_step % int(self)

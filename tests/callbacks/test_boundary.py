@@ -1,0 +1,72 @@
+"""The callbacks stand alone: they import nothing of the application, and nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "callbacks").rglob("*.py"))
+ALLOWED = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torch", "torchmetrics"}
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(level, module) of every import in a file; level 0 = absolute."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module or ""))
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.name)
+def test_no_file_imports_the_application(path: Path) -> None:
+    for level, module in imports(path):
+        assert level <= 1, f"from {'.' * level}{module} reaches out of the folder"
+        top = module.split(".")[0]
+        if level == 0:
+            assert top in ALLOWED or top in sys.stdlib_module_names, f"{path.name} imports {module}"
+
+
+def test_importing_the_package_loads_nothing_heavy_and_nothing_of_the_application() -> None:
+    code = "import sys, lit_stable.callbacks; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    modules = set(done.stdout.split())
+    assert not {"bitsandbytes", "tokenizers", "datasets", "tensorboard", "transformers"} & modules
+    ours = {m for m in modules if m.split(".")[0] == "lit_stable"}
+    assert {m for m in ours if not m.startswith("lit_stable.callbacks")} == {"lit_stable"}
+    assert "callbacks" not in modules
+
+
+def test_the_link_to_the_top_level_folder_is_intact() -> None:
+    link = ROOT / "lit_stable" / "callbacks"
+    assert os.readlink(link) == "../callbacks"
+    assert (link / "__init__.py").samefile(ROOT / "callbacks" / "__init__.py")
+
+
+def test_the_package_list_names_every_folder_with_python_or_yaml_in_it() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {p.parent for p in (ROOT / "lit_stable").rglob("__init__.py")} | {ROOT / "lit_stable" / "recipes"}
+    folders |= {ROOT / "lit_stable" / p.parent.relative_to(ROOT) for p in (ROOT / "callbacks").rglob("*.py")}
+    expected = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
+    assert set(settings["packages"]) == expected
+    assert settings["package-dir"]["lit_stable.callbacks"] == "callbacks"

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny_fit import TinyModule, adamw, assert_same_bits, quiet_trainer
+from torch import nn
+
+from lit_stable.callbacks import Progress
+from lit_stable.callbacks.device_step import clear, clear_after_each_step, divide_gradients, is_fused, skip_step
+
+both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
+
+
+def optimizer_with_gradients(fused: bool) -> Any:
+    module = TinyModule(adamw(fused=fused))
+    optimizer = module.configure_optimizers()
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0)
+    return optimizer
+
+
+def test_fused_means_every_group() -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "fused": True}, {"params": [nn.Parameter(torch.zeros(1))]}]
+    assert is_fused(torch.optim.AdamW(groups, fused=True))
+    assert not is_fused(torch.optim.AdamW([*groups[:1], {"params": [nn.Parameter(torch.zeros(1))], "fused": False}]))
+    assert not is_fused(torch.optim.RMSprop([nn.Parameter(torch.zeros(1))]))
+
+
+@both_kernels
+@pytest.mark.parametrize(
+    ("flags", "skipped"),
+    [([True], 1), ([False], 0), ([True, True], 1), ([False, True], 1), ([True, False], 1), ([False, False], 0)],
+)
+def test_any_one_skip_holds_and_a_step_is_counted_once(fused: bool, flags: list[bool], skipped: int) -> None:
+    trainer, optimizer = quiet_trainer(Progress()), optimizer_with_gradients(fused)
+    weight = optimizer.param_groups[0]["params"][0]
+    before = weight.detach().clone()
+    for flag in flags:
+        skip_step(trainer, optimizer, torch.tensor(flag))
+    optimizer.step()
+    assert Progress.of(trainer).skipped == skipped
+    assert torch.equal(weight, before) == bool(skipped)
+
+
+@both_kernels
+def test_gradients_are_divided_by_the_product_of_all_divisors(fused: bool) -> None:
+    optimizer = optimizer_with_gradients(fused)
+    for divisor in (2.0, 4.0):
+        divide_gradients(optimizer, torch.tensor(divisor))
+    optimizer.step()
+    first = optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"]
+    # (1 - beta1) * 2 / (2 * 4); beta1 = 0.9
+    torch.testing.assert_close(first, torch.full_like(first, 0.1 * 0.25), rtol=1e-6, atol=0)
+
+
+def test_dividing_where_no_gradient_is_left_does_nothing() -> None:
+    optimizer = optimizer_with_gradients(fused=False)
+    optimizer.zero_grad()
+    divide_gradients(optimizer, torch.tensor(2.0))
+    assert all(p.grad is None for p in optimizer.param_groups[0]["params"])
+
+
+@both_kernels
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD], ids=lambda c: c.__name__)
+def test_a_skip_holds_for_every_optimizer_of_torch_that_has_a_fused_kernel(
+    fused: bool, make: Callable[..., torch.optim.Optimizer]
+) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    options = {"momentum": 0.9} if make is torch.optim.SGD else {}
+    optimizer = make([weight], lr=0.1, weight_decay=0.1, fused=fused, **options)
+    trainer = quiet_trainer(Progress())
+    clear_after_each_step(optimizer)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    before = [weight.detach().clone(), {k: v.clone() for k, v in optimizer.state[weight].items()}]
+    weight.grad = torch.full((3,), float("nan"))
+    skip_step(trainer, optimizer, torch.tensor(True))
+    optimizer.step()
+    assert_same_bits([weight.detach(), dict(optimizer.state[weight])], before)
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    assert not torch.equal(weight, before[0])
+
+
+def test_the_attributes_live_for_one_step() -> None:
+    optimizer = optimizer_with_gradients(fused=True)
+    handle = clear_after_each_step(optimizer)
+    divide_gradients(optimizer, torch.tensor(2.0))
+    optimizer.step()
+    assert not hasattr(optimizer, "grad_scale")
+    handle.remove()
+    divide_gradients(optimizer, torch.tensor(2.0))
+    optimizer.step()
+    assert hasattr(optimizer, "grad_scale")
+    clear(optimizer)
+    clear(optimizer)  # nothing is there: nothing happens
+    assert not hasattr(optimizer, "grad_scale")

@@ -1,0 +1,114 @@
+"""The callbacks in other people's projects: copied under another name, and under ``import pytorch_lightning``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Everything a project does with them, in the namespace NAMESPACE and with the package PACKAGE. It saves in the middle
+# of a window, is interrupted by a bad gradient and by a signal, and resumes bit for bit.
+PROJECT = """
+import math, os, signal, sys
+import torch
+import NAMESPACE as L
+from PACKAGE import (
+    AccumulationWindows, GracefulStop, GradClip, GradNorm, Progress, SafeCheckpoints, StepSeed, ValidateEverySteps,
+)
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.2))
+    def training_step(self, batch, batch_idx):
+        loss = self.net(batch).square().mean()
+        return loss * math.nan if batch_idx == 3 else loss
+    def validation_step(self, batch, batch_idx):
+        self.log("val", self.net(batch).mean())
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.1, fused=True)
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        start = Progress.of(self.trainer).position
+        rows = [torch.full((2, 3), float(i)) for i in range(start // 2, 40)]
+        return torch.utils.data.DataLoader(rows, batch_size=None)
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader([torch.ones(1, 3)], batch_size=None)
+
+class Actions(L.Callback):
+    def __init__(self, save=None, stop=False):
+        self.save, self.stop = save, stop
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if self.save and batch_idx == 4:
+            trainer.save_checkpoint(self.save)
+    def on_before_backward(self, trainer, module, loss):
+        if self.stop and trainer.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def fit(resume=None, **actions):
+    stop = GracefulStop()
+    ours = [stop, ValidateEverySteps(2), SafeCheckpoints(), GradClip(0.5), GradNorm(), StepSeed(1)]
+    ours.append(AccumulationWindows(4, 2))
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, max_steps=6, max_epochs=-1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, check_val_every_n_epoch=None, num_sanity_val_steps=0,
+        callbacks=[Actions(**actions), *ours], default_root_dir=sys.argv[1], limit_train_batches=30,
+    )
+    module = Module()
+    trainer.fit(module, datamodule=Data(), ckpt_path=resume)
+    return module, trainer, stop
+
+middle = os.path.join(sys.argv[1], "middle.ckpt")
+straight, trainer, _ = fit(save=middle)
+assert Progress.of(trainer).skipped == 1, Progress.of(trainer).skipped
+assert (trainer.global_step, Progress.of(trainer).samples) == (6, 24)
+resumed, again, _ = fit(resume=middle)
+assert Progress.of(again).skipped == 1
+assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))
+stopped, trainer, stop = fit(stop=True)
+assert (trainer.global_step, stop.signal) == (5, signal.SIGTERM)
+resumed, _, _ = fit(resume=os.path.join(sys.argv[1], "stopped-step=5.ckpt"))
+assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))
+print("RAN", *sorted({m.split(".")[0] for m in sys.modules} & {"lit_stable", "lightning", "pytorch_lightning"}))
+"""
+
+WITHOUT_LIGHTNING = "import sys\nsys.modules['lightning'] = None\n"
+
+
+def run_project(folder: Path, namespace: str, package: str, path: Path, first: str = "") -> str:
+    code = first + PROJECT.replace("NAMESPACE", namespace).replace("PACKAGE", package)
+    (folder / "project.py").write_text(code)
+    (folder / "runs").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "project.py", "runs"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return next(line for line in done.stdout.splitlines() if line.startswith("RAN"))
+
+
+def test_a_copy_of_the_folder_under_another_name_works_without_this_package(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "callbacks", tmp_path / "my_callbacks", ignore=shutil.ignore_patterns("__pycache__"))
+    said = run_project(tmp_path, "lightning.pytorch", "my_callbacks", tmp_path)
+    assert said == "RAN lightning"
+
+
+def test_they_work_in_a_trainer_of_the_other_namespace(tmp_path: Path) -> None:
+    said = run_project(tmp_path, "pytorch_lightning", "lit_stable.callbacks", ROOT)
+    assert said == "RAN lightning lit_stable pytorch_lightning"
+
+
+def test_they_work_where_only_the_stand_alone_packages_are_installed(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "callbacks", tmp_path / "my_callbacks", ignore=shutil.ignore_patterns("__pycache__"))
+    said = run_project(tmp_path, "pytorch_lightning", "my_callbacks", tmp_path, first=WITHOUT_LIGHTNING)
+    assert "pytorch_lightning" in said

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import CSVLogger
+from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
+
+from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, Progress, global_grad_norm
+
+both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
+bad_numbers = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+
+
+def sgd(fused: bool) -> Callable[..., torch.optim.Optimizer]:
+    """Plain SGD at rate 1: the update is the gradient, as clipped."""
+    return lambda parameters: torch.optim.SGD(parameters, lr=1.0, fused=fused)
+
+
+@both_kernels
+def test_the_clipped_update_has_exactly_the_largest_norm_and_the_gradients_direction(fused: bool) -> None:
+    gradients: list[torch.Tensor] = []
+    note = lambda t, o: gradients.append(torch.cat([p.grad.flatten() for p in t.lightning_module.parameters()]))  # noqa: E731
+    module = TinyModule(sgd(fused))
+    before = torch.cat([p.detach().flatten().clone() for p in module.parameters()])
+    # The watch stands before GradClip: what it sees is not yet clipped.
+    quiet_trainer(Watch("on_before_optimizer_step", note), GradClip(0.01), max_steps=1).fit(module, TinyData())
+    update = before - torch.cat([p.detach().flatten() for p in module.parameters()])
+    assert update.norm().item() == pytest.approx(0.01, rel=1e-4)
+    torch.testing.assert_close(update / update.norm(), gradients[0] / gradients[0].norm(), rtol=1e-3, atol=1e-5)
+
+
+def test_looped_gradients_have_exactly_the_largest_norm_after_clipping() -> None:
+    norms: list[float] = []
+    note = lambda t, o: norms.append(float(global_grad_norm(t.lightning_module.parameters())))  # noqa: E731
+    trainer = quiet_trainer(GradClip(0.25), Watch("on_before_optimizer_step", note), max_steps=3)
+    trainer.fit(TinyModule(adamw(fused=False)), TinyData())
+    assert norms == pytest.approx([0.25] * 3, rel=1e-6)
+
+
+@both_kernels
+def test_equals_torchs_clip_grad_norm(fused: bool) -> None:
+    runs = []
+    for callbacks, options in (([GradClip(0.05)], {}), ([], {"gradient_clip_val": 0.05})):
+        trainer = quiet_trainer(*callbacks, max_steps=5, **options)
+        # Lightning's own clipping is for looped optimizers and for fused ones in full precision alike.
+        trainer.fit(TinyModule(adamw(fused=fused)), TinyData(resumes=False))
+        runs.append(snapshot(trainer)["weights"])
+    # torch adds 1e-6 to the norm before dividing; AdamW's update hardly depends on the scale.
+    torch.testing.assert_close(runs[0], runs[1], rtol=1e-4, atol=1e-5)
+
+
+@both_kernels
+def test_a_step_that_is_not_clipped_is_bit_identical_to_one_without_the_callback(fused: bool) -> None:
+    runs = []
+    for callbacks in ([], [GradClip(1e6)]):
+        trainer = quiet_trainer(*callbacks, max_steps=5)
+        trainer.fit(TinyModule(adamw(fused=fused)), TinyData(resumes=False))
+        runs.append(snapshot(trainer))
+    assert_same_bits(runs[1], runs[0])
+
+
+@both_kernels
+@bad_numbers
+@pytest.mark.parametrize("amsgrad", [False, True], ids=["adamw", "amsgrad"])
+def test_a_non_finite_gradient_changes_nothing_and_is_counted(fused: bool, bad: float, amsgrad: bool) -> None:
+    states: dict[int, Any] = {}
+
+    def note(trainer: Any, *rest: Any) -> None:
+        states[trainer.global_step] = snapshot(trainer)
+
+    trainer = quiet_trainer(GradClip(0.1), Watch("on_train_batch_end", note), max_steps=5)
+    trainer.fit(TinyModule(adamw(fused=fused, amsgrad=amsgrad), poison={2: bad, 3: bad}), TinyData())
+    assert_same_bits(states[4], states[2])  # weights, moments and step counts
+    assert Progress.of(trainer).skipped == 2
+    assert Progress.of(trainer).applied == 3
+    assert {int(s["step"]) for s in trainer.optimizers[0].state.values()} == {3}
+    assert not torch.equal(states[5]["weights"]["net.0.weight"], states[4]["weights"]["net.0.weight"])
+
+
+@both_kernels
+def test_the_very_first_step_may_be_the_bad_one(fused: bool) -> None:
+    trainer = quiet_trainer(GradClip(0.1), max_steps=1)
+    module = TinyModule(adamw(fused=fused), poison={0: math.nan})
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    trainer.fit(module, TinyData())
+    assert_same_bits(dict(module.state_dict()), before)
+    assert Progress.of(trainer).skipped == 1
+
+
+@both_kernels
+def test_one_bad_step_neither_skips_its_followers_nor_stops_the_clipping(fused: bool) -> None:
+    callback = GradClip(0.01)
+    trainer = quiet_trainer(callback, max_steps=200, log_every_n_steps=0)
+    trainer.fit(TinyModule(adamw(fused=fused, lr=1e-3), poison={1: math.nan}), TinyData())
+    assert Progress.of(trainer).skipped == 1
+    assert callback.state_dict() == {"clipped": 199.0, "seen": 200}
+
+
+def test_one_bad_micro_batch_spoils_its_whole_window_only() -> None:
+    class BadBatch(TinyModule):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor | None:
+            loss = super().training_step(batch, batch_idx)
+            assert loss is not None
+            return loss * math.nan if batch_idx == 4 else loss
+
+    trainer = quiet_trainer(GradClip(0.1), AccumulationWindows(6, 2), max_steps=4)
+    trainer.fit(BadBatch(), TinyData())
+    assert (Progress.of(trainer).steps, Progress.of(trainer).skipped) == (4, 1)
+
+
+def test_the_count_of_skipped_steps_survives_a_resume_with_no_other_callback_given(tmp_path: Path) -> None:
+    first = quiet_trainer(GradClip(0.1), max_steps=3)
+    first.fit(TinyModule(poison={1: math.nan}), TinyData(resumes=False))
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    second = quiet_trainer(GradClip(0.1), max_steps=5)
+    second.fit(TinyModule(poison={3: math.nan}), TinyData(resumes=False), ckpt_path=tmp_path / "a.ckpt")
+    assert (Progress.of(second).steps, Progress.of(second).skipped) == (5, 2)
+
+
+def test_the_schedulers_step_is_not_held_and_the_batch_counts_as_consumed_when_a_step_is_skipped() -> None:
+    trainer = quiet_trainer(GradClip(0.1), max_steps=3)
+    trainer.fit(TinyModule(poison={1: math.nan}), TinyData())
+    assert Progress.of(trainer).samples == 6
+
+
+def test_found_inf_and_grad_scale_are_there_in_the_step_and_gone_after_it() -> None:
+    def present(optimizer: Any) -> list[str]:
+        return [name for name in ("found_inf", "grad_scale") if hasattr(optimizer, name)]
+
+    before: list[list[str]] = []
+    after: list[list[str]] = []
+    watches = [
+        Watch("on_before_optimizer_step", lambda t, optimizer: before.append(present(optimizer))),
+        Watch("on_train_batch_end", lambda t, *rest: after.append(present(t.optimizers[0]))),
+    ]
+    trainer = quiet_trainer(GradClip(0.1), *watches, max_steps=3)
+    trainer.fit(TinyModule(poison={1: math.nan}), TinyData())
+    assert before == [["found_inf", "grad_scale"]] * 3
+    assert after == [[]] * 3
+    assert present(trainer.optimizers[0]) == []
+    assert not trainer.optimizers[0]._optimizer_step_post_hooks
+
+
+def test_teardown_takes_the_attributes_away_when_the_step_never_came() -> None:
+    callback = GradClip(0.1)
+    trainer = quiet_trainer(callback, max_steps=1)
+    trainer.fit(module := TinyModule(), TinyData())
+    GradNorm.of(trainer).value = torch.tensor(1.0)
+    callback.on_before_optimizer_step(trainer, module, trainer.optimizers[0])
+    assert hasattr(trainer.optimizers[0], "grad_scale")
+    callback.teardown(trainer, module, "fit")
+    assert not hasattr(trainer.optimizers[0], "grad_scale")
+    assert not hasattr(trainer.optimizers[0], "found_inf")
+
+
+def test_logs_the_fraction_of_clipped_steps_since_the_last_logging_step(tmp_path: Path) -> None:
+    class Scaled(TinyModule):
+        """Gradients of norm about 1, but a thousand times that in steps 0, 1 and 5."""
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor | None:
+            loss = super().training_step(batch, batch_idx)
+            return None if loss is None else loss * (1000.0 if batch_idx in (0, 1, 5) else 1.0)
+
+    logger = CSVLogger(tmp_path)
+    trainer = quiet_trainer(GradClip(50.0), logger=logger, log_every_n_steps=4, max_steps=8)
+    trainer.fit(Scaled(), TinyData())
+    header, *rows = (Path(logger.log_dir) / "metrics.csv").read_text().split()
+    column = header.split(",").index("stability/clip_frac")
+    assert [float(row.split(",")[column]) for row in rows] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
+def test_a_largest_norm_that_is_no_finite_positive_number_is_refused(wrong: float) -> None:
+    with pytest.raises(
+        MisconfigurationException, match=rf"`GradClip\(max_norm={wrong}\)`: must be a finite number > 0"
+    ):
+        GradClip(wrong)
+
+
+def test_the_trainers_own_clipping_is_refused() -> None:
+    with pytest.raises(
+        MisconfigurationException, match=r"`Trainer\(gradient_clip_val=0.5\)`: .* delete gradient_clip_val"
+    ):
+        quiet_trainer(GradClip(), gradient_clip_val=0.5).fit(TinyModule(), TinyData())
+
+
+def test_the_modules_own_clipping_is_refused() -> None:
+    class Clips(TinyModule):
+        def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    with pytest.raises(
+        MisconfigurationException, match=r"`Clips.configure_gradient_clipping` is overridden: .* delete"
+    ):
+        quiet_trainer(GradClip()).fit(Clips(), TinyData())
+
+
+def test_manual_optimization_is_refused() -> None:
+    class Manual(TinyModule):
+        automatic_optimization = False
+
+    with pytest.raises(MisconfigurationException, match=r"`Manual.automatic_optimization=False`: .* use automatic"):
+        quiet_trainer(GradClip()).fit(Manual(), TinyData())
+
+
+def test_a_gradient_scaler_is_refused() -> None:
+    from lightning.pytorch.plugins import MixedPrecision
+
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(MisconfigurationException, match=r"`Trainer\(precision='16-mixed'\)`: .* use bf16-mixed"):
+        quiet_trainer(GradClip(), plugins=[plugin]).fit(TinyModule(), TinyData())

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, adamw, assert_same_bits, quiet_trainer, snapshot
+from torch import nn
+
+from lit_stable.callbacks import SafeCheckpoints
+from lit_stable.callbacks.optimizer_state import initialise_state, step_count
+
+KINDS = [{"fused": True}, {"foreach": True}, {"foreach": False}, {"fused": True, "amsgrad": True}, {"amsgrad": True}]
+every_kind = pytest.mark.parametrize("options", KINDS, ids=lambda o: "-".join(k for k, v in o.items() if v) or "loop")
+
+
+def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    made = [nn.Parameter(torch.randn(3, 5, dtype=dtype)), nn.Parameter(torch.randn(4, 6, dtype=dtype).t())]
+    for parameter in made:
+        parameter.grad = torch.randn_like(parameter)
+    return made
+
+
+@every_kind
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_state_is_what_torch_makes_itself(cls: Any, options: dict[str, bool], dtype: torch.dtype) -> None:
+    ours, torchs = cls(parameters(dtype), **options), cls(parameters(dtype), **options)
+    initialise_state(ours)
+    # torch creates state inside its step: `_init_group` is that part of it, and moves nothing.
+    torchs._init_group(torchs.param_groups[0], *([] for _ in range(6)))
+    for left, right in zip(ours.state.values(), torchs.state.values(), strict=True):
+        assert list(left) == list(right)
+        for key in left:
+            assert (left[key].device, left[key].stride()) == (right[key].device, right[key].stride()), key
+        assert_same_bits(dict(left), dict(right))
+    for optimizer in (ours, torchs):
+        optimizer.step()
+    assert_same_bits(list(ours.param_groups[0]["params"]), list(torchs.param_groups[0]["params"]))
+    assert_same_bits(ours.state_dict()["state"], torchs.state_dict()["state"])
+
+
+def test_state_that_exists_is_kept() -> None:
+    optimizer = torch.optim.AdamW(parameters(torch.float32))
+    optimizer.step()
+    before = {k: v.clone() for k, v in optimizer.state[optimizer.param_groups[0]["params"][0]].items()}
+    initialise_state(optimizer)
+    assert_same_bits(dict(optimizer.state[optimizer.param_groups[0]["params"][0]]), before)
+
+
+def test_other_optimizers_are_left_alone() -> None:
+    optimizer = torch.optim.SGD(parameters(torch.float32), momentum=0.9)
+    initialise_state(optimizer)
+    assert not optimizer.state
+
+
+def test_the_step_count_is_the_largest() -> None:
+    optimizer = torch.optim.AdamW(parameters(torch.float32))
+    assert step_count(optimizer) is None
+    initialise_state(optimizer)
+    optimizer.param_groups[0]["params"][0].grad = None
+    optimizer.step()
+    optimizer.step()
+    assert step_count(optimizer) == 2
+
+
+@every_kind
+def test_saving_before_the_first_step_changes_nothing(options: dict[str, bool], tmp_path: Path) -> None:
+    runs = []
+    for savers in ([], [SaveAtSteps(tmp_path)]):
+        trainer = quiet_trainer(SafeCheckpoints(), *savers, max_steps=3)
+        trainer.fit(TinyModule(adamw(**{"fused": False, **options})), TinyData())
+        runs.append(snapshot(trainer))
+    assert_same_bits(runs[1], runs[0])
+    saved = torch.load(tmp_path / "start.ckpt", weights_only=True)["optimizer_states"][0]["state"]
+    assert [float(s["step"]) for s in saved.values()] == [0.0] * 4
+
+
+def test_a_parameter_that_never_had_a_gradient_has_state_to_save() -> None:
+    class Unused(TinyModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Parameter(torch.ones(2))
+
+    trainer = quiet_trainer(SafeCheckpoints(), max_steps=2)
+    trainer.fit(module := Unused(), TinyData())
+    assert float(trainer.optimizers[0].state[module.unused]["step"]) == 0.0
+    assert torch.equal(module.unused, torch.ones(2))
+
+
+def test_the_step_count_lies_beside_the_parameter_only_where_a_kernel_reads_it_there() -> None:
+    for options, device in (({"fused": False}, "cpu"), ({"capturable": True}, "meta")):
+        weight = nn.Parameter(torch.empty(2, device="meta"))
+        optimizer = torch.optim.AdamW([weight], **options)
+        initialise_state(optimizer)
+        assert optimizer.state[weight]["step"].device.type == device
+    optimizer.state.clear()
+    optimizer.param_groups[0].update(capturable=False, fused=True)  # fused kernels refuse the meta device at birth
+    initialise_state(optimizer)
+    assert optimizer.state[weight]["step"].device.type == "meta"

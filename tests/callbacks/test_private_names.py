@@ -1,0 +1,130 @@
+"""One test per private name of Lightning and torch: when an upgrade moves one, it fails here and says which."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
+
+from lit_stable.callbacks import private_names
+
+
+def fit_watching(hook: str, look: Any, **options: Any) -> Any:
+    trainer = quiet_trainer(Watch(hook, look), **{"max_steps": 4, **options})
+    trainer.fit(TinyModule(), TinyData(resumes=False))
+    return trainer
+
+
+def test_ready_batches_counts_the_batches_begun_in_the_epoch() -> None:
+    seen: list[int] = []
+    fit_watching("on_train_batch_start", lambda t, *rest: seen.append(private_names.ready_batches(t)))
+    assert seen == [1, 2, 3, 4]
+
+
+def test_the_step_is_due_when_ready_batches_is_a_multiple_of_the_window() -> None:
+    """Pins ``_accumulated_batches_reached``: the modulo and the division that ``Window`` stands in for."""
+    steps: list[int] = []
+
+    class Spy(int):
+        def __rmod__(self, ready: int) -> int:
+            steps.append(ready)
+            return ready % int(self)
+
+    def replace(trainer: Any) -> None:
+        trainer.accumulate_grad_batches = Spy(2)
+
+    trainer = fit_watching("on_train_start", replace, max_steps=2)
+    assert set(steps) == {0, 1, 2, 3, 4}
+    assert trainer.global_step == 2
+
+
+def test_should_accumulate_is_true_inside_a_window() -> None:
+    seen: list[bool] = []
+    fit_watching(
+        "on_train_batch_end",
+        lambda t, *rest: seen.append(private_names.window_is_open(t)),
+        accumulate_grad_batches=3,
+        max_steps=2,
+    )
+    assert seen == [True, True, False, True, True, False]
+
+
+def test_batches_that_stepped_is_what_the_loggers_count_by() -> None:
+    loop = quiet_trainer().fit_loop.epoch_loop
+    assert loop._batches_that_stepped == 0
+    seen: list[int] = []
+
+    def shift(trainer: Any, *rest: Any) -> None:
+        trainer.fit_loop.epoch_loop._batches_that_stepped += 10
+        private_names.align_logged_step(trainer)
+        seen.append(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    fit_watching("on_train_batch_start", shift)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_the_sigterm_broadcast_is_a_method_that_takes_nothing_and_is_called_on_more_than_one_device() -> None:
+    trainer = quiet_trainer()
+    loop = trainer.fit_loop.epoch_loop
+    method = type(loop)._broadcast_sigterm_tensor
+    private_names.silence_sigterm_broadcast(trainer)
+    assert loop._broadcast_sigterm_tensor() is None
+    assert loop._broadcast_sigterm_tensor is not method
+    private_names.restore_sigterm_broadcast(trainer)
+    assert loop._broadcast_sigterm_tensor.__func__ is method
+    private_names.restore_sigterm_broadcast(trainer)  # nothing is there: nothing happens
+
+
+def test_validation_is_due_when_the_batch_count_is_a_multiple_of_val_check_batch() -> None:
+    """Pins the modulo that ``StepCheck`` stands in for."""
+
+    class Never(int):
+        def __rmod__(self, batches: int) -> int:
+            return 1
+
+    def replace(trainer: Any) -> None:
+        trainer.val_check_batch = Never(1)
+
+    trainer = quiet_trainer(Watch("on_train_start", replace), max_steps=2, check_val_every_n_epoch=None)
+    trainer.fit(module := TinyModule(), TinyData(resumes=False, validation_batches=1))
+    assert module.validated_after == []
+
+
+def test_the_strategys_mesh_is_a_private_attribute_that_is_none_before_the_processes_are_up() -> None:
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    strategy = ModelParallelStrategy()
+    assert strategy._device_mesh is None
+    with pytest.raises(RuntimeError, match="device mesh before processes have initialized"):
+        _ = strategy.device_mesh
+
+
+def test_fsdp1_keeps_shards_under_these_names() -> None:
+    """FSDP1 wants an accelerator, so its parts are looked at one by one; on GPUs a distributed test runs them."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, _common_utils, _flat_param
+
+    state = vars(_common_utils._FSDPState())
+    assert state["_handle"] is None
+    assert state["process_group"] is None
+    assert isinstance(inspect.getattr_static(_flat_param.FlatParamHandle, "uses_sharded_strategy"), property)
+    assert "self._use_orig_params" in inspect.getsource(_flat_param.FlatParamHandle.__init__)
+    assert "_params" in _flat_param.FlatParameter.__annotations__
+    plain = torch.nn.Linear(2, 2)
+    assert FullyShardedDataParallel.fsdp_modules(plain) == []
+    assert private_names.fsdp1_shards(plain) == (set(), None)
+
+
+def test_no_other_file_of_the_package_touches_a_private_name_of_the_trainer_or_its_loops() -> None:
+    allowed = {"topology.py": {"_device_mesh"}}  # read by name with a default: absent is an answer there
+    for path in Path(private_names.__file__).parent.glob("*.py"):
+        if path.name == "private_names.py":
+            continue
+        text = path.read_text()
+        found = set(re.findall(r"(?:trainer|strategy|loop|module|handle|optimizer)\.(_[a-z]\w*)", text))
+        found |= set(re.findall(r"getattr\([\w.]+, \"(_[a-z]\w*)\"", text))
+        assert found <= allowed.get(path.name, set()), path.name

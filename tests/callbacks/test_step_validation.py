@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer, train_more
+
+from lit_stable.callbacks import AccumulationWindows, GracefulStop, ValidateEverySteps
+
+
+def validated_after(
+    *callbacks: Any, every: int = 3, steps: int = 7, resume: Path | None = None, micro_batches: int = 2
+) -> list[int]:
+    trainer = quiet_trainer(
+        ValidateEverySteps(every),
+        AccumulationWindows(2 * micro_batches, 2),
+        *callbacks,
+        max_steps=steps,
+        check_val_every_n_epoch=None,
+    )
+    trainer.fit(module := TinyModule(), TinyData(validation_batches=2), ckpt_path=resume)
+    return module.validated_after
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+def test_validates_after_every_so_many_optimizer_steps_and_the_last(micro_batches: int) -> None:
+    assert validated_after(micro_batches=micro_batches) == [3, 6, 7]
+    assert validated_after(every=1, steps=3, micro_batches=micro_batches) == [1, 2, 3]
+    assert validated_after(every=3, steps=6, micro_batches=micro_batches) == [3, 6]
+    assert validated_after(every=100, steps=4, micro_batches=micro_batches) == [4]
+
+
+@pytest.mark.parametrize(("saved_at", "expected"), [("start", [3, 6, 7]), ("micro-6", [6, 7]), ("micro-9", [6, 7])])
+def test_a_resume_shifts_nothing(saved_at: str, expected: list[int], tmp_path: Path) -> None:
+    validated_after(SaveAtSteps(tmp_path), steps=6)
+    assert validated_after(resume=tmp_path / f"{saved_at}.ckpt") == expected
+
+
+def test_a_run_that_is_told_to_stop_validates_first_and_one_that_gets_a_signal_does_not(tmp_path: Path) -> None:
+    def stop(trainer: Any, *rest: Any) -> None:
+        trainer.should_stop = trainer.global_step == 4
+
+    def interrupt(trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 3:  # the step under way is the fourth
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert validated_after(Watch("on_train_batch_end", stop)) == [3, 4]
+    assert validated_after(Watch("on_before_backward", interrupt), GracefulStop(str(tmp_path)), micro_batches=1) == [3]
+
+
+def test_a_second_fit_validates_as_the_first() -> None:
+    trainer = quiet_trainer(ValidateEverySteps(3), max_steps=4, check_val_every_n_epoch=None)
+    module, data = TinyModule(), TinyData(validation_batches=1)
+    trainer.fit(module, data)
+    train_more(trainer, 4)
+    trainer.fit(module, data)
+    assert module.validated_after == [3, 4, 6, 8]
+
+
+def test_without_validation_data_nothing_is_touched() -> None:
+    seen: list[Any] = []
+    watch = Watch("on_train_batch_start", lambda trainer, *rest: seen.append(trainer.val_check_batch))
+    trainer = quiet_trainer(
+        ValidateEverySteps(3), watch, max_steps=1, check_val_every_n_epoch=None, limit_val_batches=0
+    )
+    trainer.fit(TinyModule(), TinyData())
+    assert seen == [float("inf")]
+
+
+def test_an_interval_below_one_is_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"`ValidateEverySteps\(every=0\)`: must be at least 1"):
+        ValidateEverySteps(0)
+
+
+def test_a_trainer_that_validates_by_epochs_is_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"`Trainer\(check_val_every_n_epoch=1\)`: .* to None"):
+        quiet_trainer(ValidateEverySteps(3)).fit(TinyModule(), TinyData())

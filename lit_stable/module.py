@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import AdamW
 
@@ -21,8 +21,7 @@ from lit_stable.model.loss import next_token_loss, sample_losses
 from lit_stable.model.sharding import build_gpt
 from lit_stable.optim.groups import parameter_groups
 from lit_stable.optim.schedule import LRSchedule, resolve_conflict
-from lit_stable.run.console import is_reported_step
-from lit_stable.run.validation_losses import ValidationLosses
+from lit_stable.validation_losses import ValidationLosses
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,8 @@ class GPTModule(LightningModule):
     The learning rate of a step is a function of what was committed before it. Hyper-parameters always come from the
     recipe: a resume writes them over what the checkpoint restored, and says what changed.
 
-    Logged at logging steps: ``train/loss`` (nats per token, mean over the whole global batch, in fp32), ``lr``,
-    ``progress/samples``, ``progress/tokens``, ``progress/skipped``; at validation ``NAME/loss``, ``NAME/perplexity``
-    per named set and per source.
+    Logged at logging steps: ``train/loss`` (nats per token, mean over the whole global batch, in fp32) and ``lr``; at
+    validation ``val/loss`` and per named set and source ``val/NAME/loss`` and ``val/NAME/perplexity``.
 
     Args:
         gpt: The model.
@@ -150,12 +148,9 @@ class GPTModule(LightningModule):
         if not is_reported_step(self.trainer, self.trainer.global_step + 1):
             return
         self.window_loss = self.trainer.strategy.reduce(torch.stack(losses).mean(), reduce_op="mean")
-        progress = Progress.of(self.trainer)
         self.log("train/loss", self.window_loss)
         self.log("lr", optimizer.param_groups[0]["lr"])
-        self.log("step", float(progress.steps))  # the loggers' x axis
-        for name, value in (("samples", progress.samples), ("tokens", progress.tokens), ("skipped", progress.skipped)):
-            self.log(f"progress/{name}", float(value))
+        self.log("step", float(Progress.of(self.trainer).steps))  # the loggers' x axis
 
     # -- validation --------------------------------------------------------------------------------------------------
 
@@ -220,3 +215,9 @@ class GPTModule(LightningModule):
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def is_reported_step(trainer: Trainer, step: int) -> bool:
+    """Whether a line is printed for an optimizer step, counted from 1: the first, the logged ones, the last."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return step == 1 or (every > 0 and step % every == 0) or step == trainer.max_steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -263,5 +264,13 @@ class TokenDataModule(LightningDataModule):
             batch_size=None,  # batches come collated
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
+            worker_init_fn=_leave_signals_to_the_trainer,
             pin_memory=self._attached().strategy.root_device.type == "cuda",
         )
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    # Ctrl-C and most launchers signal the whole process group; a worker that dies takes the trainer down before it can
+    # save. A worker ends by itself when the loader or its parent does.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

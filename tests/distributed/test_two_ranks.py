@@ -1,0 +1,102 @@
+"""Two gloo processes on the CPU run the code that shards on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from launch import run_scenarios
+from tiny_gpt_run import fit
+
+NAMES = [
+    "straight_ddp",
+    "straight_fsdp2",
+    "resume_ddp",
+    "resume_fsdp2",
+    "resume_fsdp2_bf16",
+    "resume_fsdp2_full",
+    "sharded_checkpoint_for_one_rank",
+    "nan_on_one_rank",
+    "norm_of_a_mix",
+    "stop_on_one_ranks_signal",
+    "damaged_shard",
+    "compiled_blocks",
+    "recomputed_blocks",
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture
+def result(results: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the scenario that the test names came to."""
+    value = results[request.param]
+    assert "error" not in value, value["error"]
+    return value
+
+
+def of(*names: str) -> Any:
+    return pytest.mark.parametrize("result", names, indirect=True)
+
+
+@of("straight_ddp", "straight_fsdp2")
+def test_two_ranks_agree_with_one_process(result: dict[str, Any]) -> None:
+    alone = fit(bias=True, qk_norm="rmsnorm", embed_norm=True)
+    assert result["ranks"] == [0, 2]
+    torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(alone.rows), rtol=1e-5, atol=1e-6)
+    assert result["validation"] == pytest.approx(float(alone.trainer.callback_metrics["val/loss"]), rel=1e-5)
+    for name, weight in alone.weights.items():
+        torch.testing.assert_close(torch.tensor(result["weights"][name]), weight, rtol=1e-4, atol=1e-5)
+
+
+@of("resume_ddp", "resume_fsdp2", "resume_fsdp2_bf16", "resume_fsdp2_full")
+def test_saving_changes_nothing_and_resuming_is_bit_equal(result: dict[str, Any]) -> None:
+    assert result["saving_changes_nothing"]
+    for point, (weights, rows, count, _) in result["resumed"].items():
+        assert (weights, rows) == (True, True), f"resumed from micro-batch {point}"
+        assert count == 5 - int(point) // 2  # two micro-batches a step on two ranks; an open window is replayed
+
+
+@of("sharded_checkpoint_for_one_rank")
+def test_a_checkpoint_of_two_ranks_goes_on_with_one(result: dict[str, Any]) -> None:
+    alone = fit("fsdp2", steps=5, ckpt_path=result["checkpoint"])
+    assert [row[0] for row in alone.rows] == [3, 4, 5]
+    torch.testing.assert_close(torch.tensor(alone.rows), torch.tensor(result["rows"][2:]), rtol=1e-5, atol=1e-6)
+
+
+@of("nan_on_one_rank")
+def test_a_nan_on_one_rank_stops_the_step_on_both(result: dict[str, Any]) -> None:
+    assert result == {"skipped": 1, "unchanged": [True, True], "counts": [3, 3]}
+
+
+@of("norm_of_a_mix")
+def test_the_norm_counts_plain_and_sharded_gradients_once(result: dict[str, Any]) -> None:
+    assert result["kinds"] == ["DTensor", "Parameter"]
+    assert result["norm"] == pytest.approx(result["reference"], rel=1e-6)
+    assert result["agree"]
+
+
+@of("stop_on_one_ranks_signal")
+def test_a_signal_on_one_rank_stops_both_at_one_step(result: dict[str, Any]) -> None:
+    assert result == {"steps": [[3, 15], [3, 15]], "files": ["stopped-step=3.ckpt"]}
+
+
+@of("damaged_shard")
+def test_a_damaged_shard_is_refused_by_name(result: dict[str, Any]) -> None:
+    assert result["victim"] in result["message"]
+    assert f"resume from {result['alternative']}" in result["message"]
+
+
+@of("compiled_blocks")
+def test_compiled_blocks_train_the_same_and_compile_once(result: dict[str, Any]) -> None:
+    torch.testing.assert_close(torch.tensor(result["compiled"]), torch.tensor(result["plain"]), rtol=1e-4, atol=1e-5)
+    assert result["frames"]["ok"] == result["frames"]["total"]
+
+
+@of("recomputed_blocks")
+def test_recomputing_blocks_changes_no_bit(result: dict[str, Any]) -> None:
+    assert result["difference"] == 0.0

@@ -1,0 +1,81 @@
+"""What needs one CUDA device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, fit, tiny_module
+
+from lit_stable.callbacks import AccumulationWindows, GracefulStop, GradClip, SafeCheckpoints, StepSeed
+
+pytestmark = pytest.mark.gpu
+
+
+class NoSync(Callback):
+    """Any host wait for the device in steps 3 to 8 raises."""
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        torch.cuda.set_sync_debug_mode("error" if 2 <= trainer.global_step < 8 else "default")
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp2"])
+@pytest.mark.parametrize("compile", ["off", "on"])
+def test_no_step_waits_for_the_device(strategy: str, compile: str) -> None:
+    own = [
+        GradClip(0.5),
+        AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH),
+        StepSeed(3),
+        SafeCheckpoints(),
+        GracefulStop(),
+    ]
+    trainer = Trainer(
+        accelerator="gpu",
+        devices=1,
+        strategy=strategy,
+        precision="bf16-mixed",
+        max_steps=10,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        use_distributed_sampler=False,
+        log_every_n_steps=10,
+        callbacks=[*own, NoSync()],
+    )
+    trainer.fit(tiny_module(compile=compile, dropout=0.1), datamodule=NumberedData())
+    assert trainer.global_step == 10
+
+
+def test_the_gpu_agrees_with_the_cpu() -> None:
+    cpu, gpu = fit(), fit(accelerator="gpu", module=on_gpu_with_cpu_weights())
+    torch.testing.assert_close(torch.tensor(gpu.rows), torch.tensor(cpu.rows), rtol=2e-3, atol=2e-4)
+
+
+def on_gpu_with_cpu_weights() -> Any:
+    """The generators differ by device: start the GPU's model from the CPU's draw."""
+    module = tiny_module()
+    draw = fit(steps=1).module  # its first step has learning rate 0
+    build = module.configure_model
+
+    def configure_model() -> None:
+        if module.gpt is None:
+            build()
+            module.gpt.load_state_dict(draw.gpt.state_dict())
+
+    module.configure_model = configure_model
+    return module
+
+
+def test_bf16_mixed_and_compile_stay_close_to_fp32() -> None:
+    plain = fit(accelerator="gpu")
+    for options in ({"precision": "bf16-mixed"}, {"compile": "on"}, {"precision": "bf16-mixed", "strategy": "fsdp2"}):
+        other = fit(accelerator="gpu", **options)
+        losses = [torch.tensor([row[1] for row in run.rows]) for run in (plain, other)]
+        torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0.02)
+        assert {p.dtype for p in other.module.parameters()} == {torch.float32}

@@ -1,0 +1,82 @@
+"""What needs two CUDA devices: the scenarios of the CPU, on NCCL, and FSDP1, which has no CPU path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from launch import run_scenarios
+from tiny_gpt_run import fit
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+]
+
+NAMES = [
+    "straight_ddp",
+    "straight_fsdp2",
+    "straight_fsdp",
+    "resume_ddp",
+    "resume_fsdp2",
+    "resume_fsdp2_bf16",
+    "resume_fsdp2_full",
+    "resume_fsdp",
+    "nan_on_one_rank",
+    "norm_of_a_mix",
+    "damaged_shard",
+    "compiled_blocks",
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), accelerator="gpu")
+
+
+@pytest.fixture
+def result(results: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    value = results[request.param]
+    assert "error" not in value, value["error"]
+    return value
+
+
+def of(*names: str) -> Any:
+    return pytest.mark.parametrize("result", names, indirect=True)
+
+
+@of("straight_ddp", "straight_fsdp2", "straight_fsdp")
+def test_two_gpus_agree_with_one(result: dict[str, Any]) -> None:
+    alone = fit(accelerator="gpu", bias=True, qk_norm="rmsnorm", embed_norm=True)
+    torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(alone.rows), rtol=1e-3, atol=1e-4)
+
+
+@of("resume_ddp", "resume_fsdp2", "resume_fsdp2_bf16", "resume_fsdp2_full", "resume_fsdp")
+def test_saving_and_resuming_stay_within_the_kernels_noise(result: dict[str, Any]) -> None:
+    assert result["saving_changes"] < 2e-3  # attention's backward pass sums in no fixed order
+    for point, (_, _, count, apart) in result["resumed"].items():
+        assert apart < 2e-3, f"resumed from micro-batch {point}"
+        assert count == 5 - int(point) // 2
+
+
+@of("nan_on_one_rank")
+def test_a_nan_on_one_rank_stops_the_step_on_both(result: dict[str, Any]) -> None:
+    assert result == {"skipped": 1, "unchanged": [True, True], "counts": [3, 3]}
+
+
+@of("norm_of_a_mix")
+def test_the_norm_counts_plain_and_sharded_gradients_once(result: dict[str, Any]) -> None:
+    assert result["norm"] == pytest.approx(result["reference"], rel=1e-5)
+    assert result["agree"]
+
+
+@of("damaged_shard")
+def test_a_damaged_shard_is_refused_by_name(result: dict[str, Any]) -> None:
+    assert result["victim"] in result["message"]
+
+
+@of("compiled_blocks")
+def test_compiled_blocks_train_the_same(result: dict[str, Any]) -> None:
+    torch.testing.assert_close(torch.tensor(result["compiled"]), torch.tensor(result["plain"]), rtol=2e-3, atol=1e-3)
+    assert result["frames"]["ok"] == result["frames"]["total"]

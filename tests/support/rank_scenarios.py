@@ -1,0 +1,260 @@
+"""What is tried with two processes, all in one launch: ``torchrun rank_scenarios.py RESULTS ACCELERATOR NAME...``.
+
+Each scenario is a function that every rank runs; what rank 0 returns, plain data only, becomes a fixture's value. One
+that raises on any rank stores its traceback instead, and only the test that asks for it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
+from tiny_gpt_run import Fit, SaveEveryMicroBatch, equal_bits, fit, largest_difference
+
+from lit_stable.callbacks import GracefulStop, GradNorm, Progress, global_grad_norm
+from lit_stable.callbacks.checkpoint_files import shard_files
+from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
+
+ACCELERATOR = "cpu"
+SCENARIOS: dict[str, Any] = {}
+
+
+def scenario(function: Any) -> Any:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def shared_folder() -> Path:
+    """One new folder for all ranks."""
+    box = [tempfile.mkdtemp(dir=os.environ["SCENARIO_FOLDER"]) if rank() == 0 else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    return Path(box[0])
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def fit2(strategy: str, **options: Any) -> Fit:
+    return fit(strategy, devices=2, accelerator=ACCELERATOR, **options)
+
+
+def _straight(strategy: str) -> dict[str, Any]:
+    run = fit2(strategy, bias=True, qk_norm="rmsnorm", embed_norm=True)
+    weights = {name: tensor.tolist() for name, tensor in run.weights.items()}
+    return {
+        "rows": run.rows,
+        "weights": weights,
+        "validation": float(run.trainer.callback_metrics["val/loss"]),
+        "ranks": [data_parallel_rank(run.trainer), data_parallel_size(run.trainer)],
+    }
+
+
+@scenario
+def straight_ddp() -> dict[str, Any]:
+    return _straight("ddp")
+
+
+@scenario
+def straight_fsdp2() -> dict[str, Any]:
+    return _straight("fsdp2")
+
+
+@scenario
+def straight_fsdp() -> dict[str, Any]:
+    return {"rows": fit2("fsdp", bias=True, qk_norm="rmsnorm", embed_norm=True).rows}
+
+
+def _resume(strategy: str, points: tuple[int, ...], **options: Any) -> dict[str, Any]:
+    """Straight; with a save after every micro-batch; and resumed from some of those."""
+    folder = shared_folder()
+    options = {"dropout": 0.1, **options}
+    straight = fit2(strategy, steps=5, **options)
+    saving = fit2(strategy, steps=5, callbacks=(SaveEveryMicroBatch(folder),), **options)
+    resumed = {}
+    for point in points:
+        again = fit2(strategy, steps=5, ckpt_path=folder / f"m{point}.ckpt", **options)
+        bits = equal_bits(straight.weights, again.weights)
+        tail = straight.rows[-len(again.rows) :]
+        apart = max(
+            abs(a - b) for row, other in zip(again.rows, tail, strict=True) for a, b in zip(row, other, strict=True)
+        )
+        resumed[str(point)] = [bits, again.rows == tail, len(again.rows), apart]
+    return {
+        "saving_changes_nothing": equal_bits(straight.weights, saving.weights) and straight.rows == saving.rows,
+        "saving_changes": largest_difference(straight.weights, saving.weights),
+        "resumed": resumed,
+        "files": sorted(p.name for p in folder.iterdir())[:3],
+    }
+
+
+@scenario
+def resume_ddp() -> dict[str, Any]:
+    return _resume("ddp", (0, 3, 4))
+
+
+@scenario
+def resume_fsdp2() -> dict[str, Any]:
+    return _resume("fsdp2", (0, 3, 4), bias=True)
+
+
+@scenario
+def resume_fsdp2_bf16() -> dict[str, Any]:
+    return _resume("fsdp2", (3,), precision="bf16-mixed", tied=False, head_fp32=True)
+
+
+@scenario
+def resume_fsdp2_full() -> dict[str, Any]:
+    return _resume("fsdp2_full", (0, 3))
+
+
+@scenario
+def resume_fsdp() -> dict[str, Any]:
+    return _resume("fsdp", (0, 3))
+
+
+@scenario
+def sharded_checkpoint_for_one_rank() -> dict[str, Any]:
+    folder = shared_folder()
+    straight = fit2("fsdp2", steps=5)
+    fit2("fsdp2", steps=5, callbacks=(SaveEveryMicroBatch(folder),))
+    return {"checkpoint": str(folder / "m4.ckpt"), "rows": straight.rows}
+
+
+class NaNGradient(Callback):
+    """Writes NaN into one gradient element of one rank, in the given step, where gradients exist."""
+
+    def __init__(self, step: int, only_rank: int) -> None:
+        self.step, self.only_rank = step, only_rank
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        if trainer.global_step + 1 == self.step and trainer.global_rank == self.only_rank:
+            grad = next(p.grad for p in pl_module.parameters() if p.grad is not None and p.ndim == 2)
+            local = grad.to_local() if hasattr(grad, "to_local") else grad
+            local.view(-1)[0] = float("nan")
+
+
+@scenario
+def nan_on_one_rank() -> dict[str, Any]:
+    """One rank's shard alone turns NaN at step 3: no rank may step, and the run must equal one that stops at 2."""
+    box: dict[str, Any] = {}
+
+    class Snapshot(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+            state = {n: p.to_local() if hasattr(p, "to_local") else p for n, p in pl_module.named_parameters()}
+            box[Progress.of(trainer).steps] = {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    run = fit2("fsdp2", steps=4, callbacks=(Snapshot(),), nan=NaNGradient(3, only_rank=1))
+    counts = [int(s["step"]) for s in run.trainer.optimizers[0].state.values()]
+    unchanged = [None, None]
+    dist.all_gather_object(unchanged, equal_bits(box[2], box[3]))
+    return {"skipped": Progress.of(run.trainer).skipped, "unchanged": unchanged, "counts": [min(counts), max(counts)]}
+
+
+@scenario
+def norm_of_a_mix() -> dict[str, Any]:
+    """Plain and sharded gradients together, one rank without any gradient of its own: equal to a plain norm."""
+    box: dict[str, Any] = {}
+
+    class Compare(Callback):
+        def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+            grads = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in pl_module.parameters()]
+            box["reference"] = torch.cat([g.flatten().double() for g in grads]).norm().item()
+            box["norm"] = GradNorm.of(trainer).value.item()
+            box["kinds"] = sorted({type(p).__name__ for p in pl_module.parameters()})
+
+    run = fit2("fsdp2", steps=2, callbacks=(Compare(),), n_layer=1, d_model=4, n_head=1)
+    for parameter in run.module.parameters():
+        if rank() == 1 and hasattr(parameter, "to_local"):  # whole parameters have equal gradients on all ranks
+            parameter.grad = None
+    half = global_grad_norm(run.module.parameters()).item()
+    values: list[Any] = [None, None]
+    dist.all_gather_object(values, half)
+    return {**box, "agree": values[0] == values[1]}
+
+
+@scenario
+def stop_on_one_ranks_signal() -> dict[str, Any]:
+    """SIGTERM reaches rank 1 alone, in mid-window: both stop after the same step, with one checkpoint."""
+    folder = shared_folder()
+
+    class Kill(Callback):
+        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.global_step == 2 and trainer.global_rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = GracefulStop(str(folder))
+    run = fit2("fsdp2", steps=50, callbacks=(Kill(), stop))
+    steps: list[Any] = [None, None]
+    dist.all_gather_object(steps, (run.trainer.global_step, stop.signal))
+    return {"steps": steps, "files": sorted(p.name for p in folder.iterdir())}
+
+
+@scenario
+def damaged_shard() -> dict[str, Any]:
+    """One byte of one file of a sharded checkpoint changes: every rank refuses, and names file and alternative."""
+    folder = shared_folder()
+    fit2("fsdp2", steps=2, callbacks=(SaveEveryMicroBatch(folder),))
+    victim = shard_files(folder / "m4.ckpt")[0]
+    if rank() == 0:
+        data = bytearray(victim.read_bytes())
+        data[len(data) // 2] ^= 1
+        victim.write_bytes(data)
+    dist.barrier()
+    try:
+        fit2("fsdp2", steps=3, ckpt_path=folder / "m4.ckpt")
+    except Exception as error:
+        message = str(error)
+    else:
+        message = "nothing was refused"
+    return {"message": message, "victim": str(victim), "alternative": str(folder / "m3.ckpt")}
+
+
+@scenario
+def compiled_blocks() -> dict[str, Any]:
+    """Per-block compile under FSDP2: the same losses, one compilation for all blocks."""
+    plain = fit2("fsdp2", steps=4, n_layer=3)
+    torch._dynamo.reset()
+    compiled = fit2("fsdp2", steps=4, compile="on", n_layer=3)
+    frames = torch._dynamo.utils.counters["frames"]
+    return {"plain": plain.rows, "compiled": compiled.rows, "frames": dict(frames)}
+
+
+@scenario
+def recomputed_blocks() -> dict[str, Any]:
+    """Activation checkpointing with dropout: bit-equal to keeping activations."""
+    kept = fit2("fsdp2", steps=3, dropout=0.1)
+    again = fit2("fsdp2", steps=3, dropout=0.1, recompute=True)
+    return {"difference": largest_difference(kept.weights, again.weights)}
+
+
+def main() -> None:
+    results_path, accelerator, *names = sys.argv[1:]
+    global ACCELERATOR
+    ACCELERATOR = accelerator
+    results: dict[str, Any] = {}
+    for name in names:
+        try:
+            results[name] = SCENARIOS[name]()
+        except BaseException:
+            results[name] = {"error": traceback.format_exc()}
+            if dist.is_initialized() and rank() != 0:
+                raise
+        if rank() == 0:
+            Path(results_path).write_text(json.dumps(results))
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

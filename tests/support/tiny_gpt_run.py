@@ -1,0 +1,166 @@
+"""A GPT small enough to fit in a second, and fits of it that say everything about themselves."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from torch.utils.data import DataLoader, IterableDataset
+
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    GradClip,
+    GradNorm,
+    Progress,
+    SafeCheckpoints,
+    StepSeed,
+    ValidateEverySteps,
+)
+from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
+from lit_stable.model.config import GPTConfig
+from lit_stable.module import GPTModule
+from lit_stable.optim.schedule import LRSchedule
+from lit_stable.strategies import fsdp1, fsdp2
+
+VOCAB, LENGTH, MICRO_BATCH, GLOBAL_BATCH = 64, 16, 2, 8
+
+fsdp1.register_strategies()
+fsdp2.register_strategies()
+warnings.simplefilter("ignore")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class NumberedSamples(IterableDataset):
+    """Sample k is a function of k; the stream starts where Progress stands, in micro-batches rank after rank."""
+
+    def __init__(self, start: int, rank: int, size: int, length: int = LENGTH) -> None:
+        self.start, self.rank, self.size, self.length = start, rank, size, length
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        position = self.start + self.rank * MICRO_BATCH
+        while True:
+            tokens = torch.stack([sample(position + j, self.length) for j in range(MICRO_BATCH)])
+            position += MICRO_BATCH * self.size
+            source = torch.zeros(MICRO_BATCH, dtype=torch.long)
+            yield {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous(), "source": source}
+
+
+def sample(number: int, length: int = LENGTH) -> torch.Tensor:
+    """(length + 1,) tokens with something to learn: a walk with a step that the sample fixes."""
+    generator = torch.Generator().manual_seed(number)
+    start, step = torch.randint(0, VOCAB, (2,), generator=generator).tolist()
+    return (start + (1 + step % 3) * torch.arange(length + 1)) % VOCAB
+
+
+class NumberedData(LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        trainer = self.trainer
+        start = Progress.of(trainer).position
+        stream = NumberedSamples(start, data_parallel_rank(trainer), data_parallel_size(trainer))
+        return DataLoader(stream, batch_size=None)
+
+    def val_dataloader(self) -> DataLoader:
+        trainer = self.trainer
+        size = data_parallel_size(trainer)
+        stream = NumberedSamples(10_000, data_parallel_rank(trainer), size)
+        return DataLoader(list(itertools.islice(stream, 4 // size)), batch_size=None)
+
+
+class Recorder(Callback):
+    """(step, loss, lr, gradient norm) of every optimizer step."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, float, float, float]] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+        steps = Progress.of(trainer).steps
+        if steps and (not self.rows or self.rows[-1][0] != steps) and not Progress.of(trainer).pending_samples:
+            lr = trainer.optimizers[0].param_groups[0]["lr"]
+            self.rows.append((steps, float(pl_module.window_loss), lr, float(GradNorm.of(trainer).value)))
+
+
+class SaveEveryMicroBatch(Callback):
+    """Checkpoints ``m0`` (before the first step), ``m1``, ... after each micro-batch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        trainer.save_checkpoint(self.folder / "m0.ckpt")
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.count += 1
+        trainer.save_checkpoint(self.folder / f"m{self.count}.ckpt")
+
+
+@dataclass
+class Fit:
+    trainer: Trainer
+    module: GPTModule
+    rows: list[tuple[int, float, float, float]]
+    weights: dict[str, torch.Tensor]
+
+
+def tiny_module(compile: str = "off", recompute: bool = False, **config: Any) -> GPTModule:
+    options = {"vocab_size": VOCAB, "n_layer": 2, "n_head": 2, "d_model": 32, "max_length": LENGTH, **config}
+    schedule = LRSchedule(peak=1e-2, warmup=16, horizon=80, unit="samples")
+    return GPTModule(GPTConfig(**options), schedule, compile=compile, recompute=recompute)
+
+
+def fit(
+    strategy: str = "auto",
+    devices: int = 1,
+    steps: int = 6,
+    *,
+    accelerator: str = "cpu",
+    precision: str = "32-true",
+    ckpt_path: Path | str | None = None,
+    callbacks: tuple[Callback, ...] = (),
+    module: GPTModule | None = None,
+    max_norm: float = 0.5,
+    nan: Callback | None = None,
+    **config: Any,
+) -> Fit:
+    """Fit the tiny GPT with the spine's callbacks; ``nan`` stands before them, ``config`` goes to the GPT."""
+    recorder = Recorder()
+    own = [GradClip(max_norm), AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH), StepSeed(3), SafeCheckpoints()]
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=devices,
+        strategy=strategy,
+        precision=precision,
+        max_steps=steps,
+        max_epochs=-1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        log_every_n_steps=1,
+        callbacks=[*([nan] if nan else []), *own, ValidateEverySteps(2), recorder, *callbacks],
+        check_val_every_n_epoch=None,
+    )
+    module = module or tiny_module(**config)
+    trainer.fit(module, datamodule=NumberedData(), ckpt_path=ckpt_path)
+    return Fit(trainer, module, recorder.rows, whole_weights(module))
+
+
+def whole_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter gathered and on the CPU."""
+    whole = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in module.named_parameters()}
+    return {name: parameter.detach().cpu().clone() for name, parameter in whole.items()}
+
+
+def equal_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    return max((a[name] - b[name]).abs().max().item() for name in a)

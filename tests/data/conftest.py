@@ -39,3 +39,18 @@ def make_store(tmp_path: Path) -> MakeStore:
         return TokenStore(tmp_path / name)
 
     return make
+
+
+@pytest.fixture
+def make_writer_store(tmp_path: Path) -> Callable[[list[tuple[list[int], str]]], TokenStore]:
+    """Build a store of documents that come from several sources."""
+
+    def make(documents: list[tuple[list[int], str]]) -> TokenStore:
+        sha256 = make_tokenizer("bytes", []).save(tmp_path / "tokenizer.json")
+        options = {"vocab_size": 257, "eot_id": 256, "tokenizer": "../tokenizer.json", "tokenizer_sha256": sha256}
+        with TokenStoreWriter(tmp_path / "mixed", split="validation", **options) as writer:
+            for ids, source in documents:
+                writer.add(np.array(ids), source)
+        return TokenStore(tmp_path / "mixed")
+
+    return make

@@ -139,10 +139,23 @@ def test_validation_comes_with_the_sources_or_by_name(tmp_path, folder):
     data = TokenDataModule({"web": Source(web)}, **SIZES, validation=named, validation_windows=7)
     attach(data)
     assert data.validation_names == ["held out", "training"]
-    for number, loader in enumerate(data.val_dataloader()):
+    assert list(data.validation_sources) == ["held out", "training"]
+    for loader in data.val_dataloader():
         labels = torch.cat([batch["labels"] for batch in loader])
         assert int((labels[:, 0] != -100).sum()) == 7
-        assert {int(value) for batch in loader for value in batch["source"]} == {number}
+        assert {int(value) for batch in loader for value in batch["source"]} == {0}
+
+
+def test_the_fingerprint_tells_stores_apart_by_what_they_hold(tmp_path, folder):
+    other = write_text(tmp_path, "other")
+    prints = []
+    for path in (folder, folder, other):
+        data = TokenDataModule({"text": Source(path)}, **SIZES)
+        attach(data)
+        prints.append(data.fingerprint())
+    assert prints[0].keys() == {"data.sources.text", "data.validation.text"}
+    assert prints[0] == prints[1]
+    assert prints[0]["data.sources.text"] != prints[2]["data.sources.text"]
 
 
 def test_validation_runs_under_the_trainer(folder):

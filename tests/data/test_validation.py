@@ -48,3 +48,12 @@ def test_unigram_entropy_is_that_of_the_labels(make_store):
     store = make_store(documents=[[9, 1, 1, 1, 1, 2, 2, 3]])
     expected = -(0.5 * math.log(0.5) + 0.25 * math.log(0.25) + 2 * 0.125 * math.log(0.125))
     assert ValidationWindows(store, 8, None).unigram_entropy() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_window_has_the_source_of_the_document_it_begins_in(make_writer_store):
+    store = make_writer_store([([1] * 5, "news"), ([2] * 9, "web"), ([3] * 4, "news")])  # each with an eot behind it
+    (batch,) = ValidationWindows(store, 4, None, micro_batch=5)
+    assert store.sources == ["news", "web"]
+    starts = [0, 4, 8, 12, 16]  # documents begin at 0, 6 and 16
+    assert [window * 4 for window in ValidationWindows(store, 4, None).windows.tolist()] == starts
+    assert batch["source"].tolist() == [0, 0, 1, 1, 0]

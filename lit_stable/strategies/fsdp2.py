@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -43,7 +44,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         timeout_minutes: How long a collective may wait for the slowest rank.
 
     Raises:
-        RuntimeError: when torch is older than 2.7, whose ``fully_shard`` cannot leave parameters whole.
+        RuntimeError: when torch is older than 2.7, whose ``fully_shard`` cannot leave parameters whole; on CPUs, when
+            its ``fully_shard`` sums gradients there instead of averaging them (seen with 2.7.1).
         ValueError: for a precision other than 32-true and bf16-mixed.
     """
 
@@ -65,6 +67,11 @@ class FSDP2Strategy(ModelParallelStrategy):
         self._data_parallel_size = self.num_nodes * self.num_processes
         self._tensor_parallel_size = 1
         super().setup_environment()
+        if self.root_device.type == "cpu" and not averages_gradients(self.device_mesh["data_parallel"]):
+            raise RuntimeError(
+                f"torch {torch.__version__}: on CPUs its fully_shard sums gradients over the ranks instead of averaging"
+                " them; use strategy ddp there, or a newer torch (2.13 averages)."
+            )
 
     @property
     def precision_plugin(self) -> Precision:
@@ -122,6 +129,19 @@ class FSDP2Strategy(ModelParallelStrategy):
         flat.div_(dist.get_world_size(group))
         pieces = torch.split(flat, [g.numel() for g in gradients])
         torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(pieces, gradients, strict=True)])
+
+
+def averages_gradients(mesh: DeviceMesh) -> bool:
+    """Whether ``fully_shard`` averages gradients over the ranks of a CPU mesh, tried on one tiny layer.
+
+    torch 2.7 asks gloo for a mean and gets a sum, without a word: gradients too large by the number of ranks.
+    """
+    layer = nn.Linear(1, mesh.size(), bias=False)
+    fully_shard(layer, mesh=mesh)
+    layer(torch.ones(1, 1)).sum().backward()  # d/dw = 1 on every rank
+    gradient = layer.weight.grad
+    assert isinstance(gradient, DTensor)
+    return bool((gradient.to_local() == 1.0).all())
 
 
 def register_strategies() -> None:

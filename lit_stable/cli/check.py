@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from lightning.pytorch import Callback
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.data.batch_sizes import batch_size_problems
+from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.model.formulas import flops_per_token, parameter_breakdown
 from lit_stable.model.gpt import GPT
 from lit_stable.model.memory import memory_per_device
@@ -17,30 +20,36 @@ from lit_stable.optim.schedule import format_lr
 from lit_stable.run.console import human_bytes, human_count
 from lit_stable.run.report import describe
 
-if TYPE_CHECKING:
-    from lit_stable.cli.main import LitStableCLI
-    from lit_stable.data.datamodule import TokenDataModule
 
-
-def check(cli: LitStableCLI, devices: int) -> str:
+def check(
+    module: GPTModule,
+    data: TokenDataModule,
+    trainer: Mapping[str, Any],
+    features: Mapping[str, Callback],
+    devices: int,
+) -> str:
     """A page about the resolved recipe on ``devices`` data-parallel devices.
+
+    Args:
+        module: The model and its schedule; nothing of it is built on a device.
+        data: The data; what lies on disk is opened.
+        trainer: The Trainer's options.
+        features: The active features by name.
+        devices: How many devices to plan for.
 
     Raises:
         MisconfigurationException: with every problem that only shows when parts meet.
     """
-    module, data = cli.model, cli.datamodule
-    assert isinstance(module, GPTModule)
     problems = meeting_problems(module, data, devices)
     if problems:
         raise MisconfigurationException("\n".join(problems))
-    trainer = cli.trainer_options
     sections = [
         _model(module),
         _groups(module),
         _batches(module, data, devices, trainer["max_steps"]),
         _memory(module, data, devices, str(trainer["strategy"]), str(trainer["precision"])),
         _schedule(module),
-        "features: " + ("; ".join(describe(f) for f in cli.features.values()) or "none"),
+        "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
     ]
     return "\n\n".join(sections)
 

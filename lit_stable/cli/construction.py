@@ -5,10 +5,13 @@ jsonargparse builds part after part and stops at the first that refuses its valu
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.cli.features import FEATURES
@@ -22,24 +25,34 @@ from lit_stable.run.checkpoints import Checkpoints
 
 def construction_problems(config: Namespace) -> list[str]:
     """Build each part of a parsed recipe by itself; what each says against its values."""
-    problems: list[str] = []
-    for build in _builders(config):
+    problems = _strategy_problems(config["trainer"]["strategy"])
+    for group, build in _builders(config):
         try:
             build()
         except (ValueError, MisconfigurationException) as error:
-            problems += str(error).splitlines()
+            problems += [group + line for line in str(error).splitlines()]
     return problems
 
 
-def _builders(config: Namespace) -> Iterator[Callable[[], Any]]:
+def _strategy_problems(strategy: Any) -> list[str]:
+    known = ["auto", *StrategyRegistry.available_strategies()]
+    if not isinstance(strategy, str) or strategy in known:
+        return []
+    near = difflib.get_close_matches(strategy, known, n=1)
+    remedy = f"nearest is {near[0]}" if near else "take auto, ddp, fsdp2, fsdp2_full or fsdp"
+    return [f"trainer.strategy={strategy}: is no strategy; {remedy}."]
+
+
+def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Each part, after what its complaints lack in front to name the recipe's key."""
     model, data = config["model"], config["data"].as_dict()
     sources = {name: Source(**source) for name, source in data["sources"].items()}
-    yield lambda: GPTConfig(**model["gpt"].as_dict())
-    yield lambda: LRSchedule(**model["schedule"].as_dict())
-    yield lambda: AdamWOptions(**model["optimizer"].as_dict())
-    yield lambda: TokenDataModule(**{**data, "sources": sources})
-    yield lambda: Checkpoints(**config["checkpoints"].as_dict())
+    yield "", lambda: GPTConfig(**model["gpt"].as_dict())
+    yield "model.", lambda: LRSchedule(**model["schedule"].as_dict())
+    yield "model.", lambda: AdamWOptions(**model["optimizer"].as_dict())
+    yield "", lambda: TokenDataModule(**{**data, "sources": sources})
+    yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]
         if options is not None:
-            yield lambda feature=feature, options=options: feature(**options.as_dict().get("init_args", {}))
+            yield "", partial(feature, **options.as_dict().get("init_args", {}))

@@ -63,7 +63,9 @@ class Command:
     """What was typed, and where its recipes were found."""
 
     name: str
+    typed: list[str]
     argv: list[str]
+    """What was typed, with each recipe in place of its name."""
     layers: list[Layer]
 
 
@@ -135,7 +137,7 @@ class LitStableCLI(LightningCLI):
     @property
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe as plain data."""
-        text = self._parser(self._fit_like).dump(self.config[self._fit_like], skip_none=False)
+        text = self._parser(self._fit_like).dump(self.config[self._fit_like], skip_unset=False)
         recipe: dict[str, Any] = yaml.safe_load(text)
         return recipe
 
@@ -159,7 +161,10 @@ class LitStableCLI(LightningCLI):
         self.trainer_options = trainer_config
         if self.command.name == "check":  # the recipe's devices need not be here
             return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
-        return Trainer(**{**trainer_config, "callbacks": callbacks})
+        try:
+            return Trainer(**{**trainer_config, "callbacks": callbacks})
+        except (ValueError, RuntimeError) as error:  # Lightning's and the strategies' refusals of options
+            raise UserError(str(error)) from error
 
     def _own_callbacks(self, own_loggers: bool) -> list[Callback]:
         data: TokenDataModule = self.datamodule
@@ -200,8 +205,16 @@ class LitStableCLI(LightningCLI):
             self._checkpoint = find_checkpoint(str(ckpt_path), root, name)
 
     def _resume_command(self) -> str:
-        typed = [word for word in sys.argv[1:] if word not in ("--resume", "auto", "--resume=auto")]
-        return f"lit-stable {shlex.join(typed)} --resume auto"
+        """The same command, going on in this run wherever it began."""
+        kept, value_follows = [], False
+        for word in self.command.typed:
+            if word in ("--resume", "--ckpt_path"):
+                value_follows = True
+            elif value_follows:
+                value_follows = False
+            elif not word.startswith(("--resume=", "--ckpt_path=")):
+                kept.append(word)
+        return shlex.join(["lit-stable", self.command.name, *kept, "--resume", "auto"])
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -212,7 +225,8 @@ class LitStableCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if self.command.name == "check":
-            print(check(self, self._get(self.config, "devices")))
+            devices = self._get(self.config, "devices")
+            print(check(self.model, self.datamodule, self.trainer_options, self.features, devices))
             return
         super()._run_subcommand(subcommand)
         if subcommand == "fit" and self._checkpoint and not self._report.started:
@@ -236,7 +250,7 @@ def run(argv: Sequence[str]) -> int:
             run_prepare(rest)
             return 0
         expanded, layers = expand_arguments(rest)
-        return LitStableCLI(Command(name, expanded, layers)).exit_code
+        return LitStableCLI(Command(name, rest, expanded, layers)).exit_code
     except (UserError, MisconfigurationException, ValueError) as error:
         if isinstance(error, ValueError) and not _raised_here(error):
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_stable.callbacks import Progress
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.checkpoint_files import remove, size_on_disk
+from lit_stable.callbacks.checkpoint_files import partial_path, remove, size_on_disk
 from lit_stable.run.console import human_bytes, say
-from lit_stable.run.folder import checkpoint_path, checkpoint_step, checkpoints
-from lit_stable.run.validation_losses import TOTAL
+from lit_stable.run.folder import CHECKPOINTS, checkpoint_path, checkpoint_step, checkpoints
+from lit_stable.validation_losses import TOTAL
+
+_BEST = "best.json"
 
 
 class Checkpoints(Checkpoint):
@@ -50,6 +53,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen = Progress.of(trainer).steps
+        self._read_best(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if Progress.of(trainer).steps == self._seen:  # in mid-window
@@ -65,6 +69,8 @@ class Checkpoints(Checkpoint):
         if not loss < self.best_loss:  # a NaN is never better
             return
         self.best_loss, self.best_step = loss, Progress.of(trainer).steps
+        if trainer.is_global_zero:
+            self._write_best()
         if self.keep_best:
             self.save_now(trainer)
 
@@ -99,8 +105,20 @@ class Checkpoints(Checkpoint):
         found = checkpoints(self.folder) if self.folder is not None else []
         return next((p for p in found if checkpoint_step(p) == self.best_step), None)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"best_loss": self.best_loss, "best_step": self.best_step}
+    # Which one is best stands beside the checkpoints, not inside: one is often written just before it is validated.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_loss, self.best_step = float(state_dict["best_loss"]), state_dict["best_step"]
+    def _write_best(self) -> None:
+        assert self.folder is not None
+        path = self.folder / CHECKPOINTS / _BEST
+        path.parent.mkdir(exist_ok=True)
+        partial = partial_path(path)
+        partial.write_text(json.dumps({"step": self.best_step, "loss": self.best_loss}))
+        partial.replace(path)
+
+    def _read_best(self, trainer: Trainer) -> None:
+        assert self.folder is not None
+        path = self.folder / CHECKPOINTS / _BEST
+        text = path.read_text() if trainer.is_global_zero and path.exists() else None
+        if text := trainer.strategy.broadcast(text):
+            best = json.loads(text)
+            self.best_loss, self.best_step = best["loss"], best["step"]

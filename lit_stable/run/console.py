@@ -6,8 +6,6 @@ import logging
 import warnings
 from pathlib import Path
 
-from lightning.pytorch import Trainer
-
 from lit_stable.callbacks.base import rank_zero_only
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -37,12 +35,6 @@ def _is_ours_or_serious(record: logging.LogRecord) -> bool:
 def say(text: str) -> None:
     """Print on rank 0, at once."""
     print(text, flush=True)
-
-
-def is_reported_step(trainer: Trainer, step: int) -> bool:
-    """Whether a line is printed for an optimizer step, counted from 1: the first, the logged ones, the last."""
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return step == 1 or (every > 0 and step % every == 0) or step == trainer.max_steps
 
 
 def human_count(count: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import time
 from collections import Counter
@@ -14,10 +15,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_stable import __version__
 from lit_stable.callbacks import GradNorm, Progress
 from lit_stable.model.init import audit_init, format_audit
-from lit_stable.module import GPTModule
+from lit_stable.module import GPTModule, is_reported_step
 from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
-from lit_stable.run.console import human_count, is_reported_step, say
+from lit_stable.run.console import human_bytes, human_count, say
 from lit_stable.run.session import Session
 from lit_stable.strategies.launcher import describe_launcher
 
@@ -31,7 +32,7 @@ class Report(Callback):
 
     def __init__(self, resume_command: str) -> None:
         self.resume_command = resume_command
-        self.first_loss: float | None = None
+        self.first_loss = float("nan")  # of the run, also after a resume
         self._last_loss = float("nan")
         self.started = False
         self._clock = IntervalClock()
@@ -72,7 +73,7 @@ class Report(Callback):
             return
         assert pl_module.window_loss is not None
         self._last_loss = float(pl_module.window_loss)  # waits for the device, so that the clock reads true
-        if self.first_loss is None:
+        if math.isnan(self.first_loss):
             self.first_loss = self._last_loss
         norm = GradNorm.of(trainer).value
         parts = [
@@ -107,12 +108,15 @@ class Report(Callback):
             ("steps", f"{progress.steps} ({progress.skipped} skipped)"),
             ("tokens", f"{progress.tokens:,}"),
             ("tokens/s", human_count(self._clock.overall(progress.tokens))),
-            ("loss, first and last", f"{self.first_loss or float('nan'):.4f} -> {self._last_loss:.4f}"),
+            ("loss, first and last", f"{self.first_loss:.4f} -> {self._last_loss:.4f}"),
         ]
         for name, loss in validation_losses(trainer).items():
             entropy = data.unigram_entropy(name)
             verdict = "below" if loss < entropy else "NOT BELOW"
             rows.append((f"validation {name}", f"{loss:.4f}, {verdict} the unigram entropy {entropy:.4f}"))
+        if trainer.strategy.root_device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(trainer.strategy.root_device)
+            rows.append(("peak memory, rank 0", human_bytes(peak)))
         session = next((c for c in trainer.callbacks if isinstance(c, Session)), None)  # type: ignore[attr-defined]
         if session is not None:
             rows.append(("logs", str(session.folder)))
@@ -135,7 +139,7 @@ class IntervalClock:
     """Tokens per second of training time: between two lines, and over all but the first interval, which compiles."""
 
     def __init__(self) -> None:
-        self._seconds = self._total = 0.0
+        self._seconds = self._total = self._rate = 0.0
         self._tokens = self._first = 0
         self._since: float | None = None
         self._warm = False
@@ -143,7 +147,7 @@ class IntervalClock:
     def start(self, tokens: int) -> None:
         """Begin at a token count."""
         self._tokens = self._first = tokens
-        self._seconds = self._total = 0.0
+        self._seconds = self._total = self._rate = 0.0
         self._warm = False
         self.go_on()
 
@@ -160,19 +164,20 @@ class IntervalClock:
     def interval(self, tokens: int) -> float:
         """Tokens/s since the last call."""
         self.pause()
-        rate = (tokens - self._tokens) / max(self._seconds, 1e-9)
+        self._rate = (tokens - self._tokens) / max(self._seconds, 1e-9)
         if self._warm:
             self._total += self._seconds
         else:
             self._warm, self._first = True, tokens
         self._seconds, self._tokens = 0.0, tokens
         self.go_on()
-        return rate
+        return self._rate
 
     def overall(self, tokens: int) -> float:
-        """Tokens/s since the first call of ``interval``."""
-        self.interval(tokens)
-        return (tokens - self._first) / max(self._total, 1e-9)
+        """Tokens/s since the first call of ``interval``, or of that interval while there is no other."""
+        if tokens > self._tokens:
+            self.interval(tokens)
+        return (tokens - self._first) / self._total if self._total else self._rate
 
 
 def validation_losses(trainer: Trainer) -> dict[str, float]:

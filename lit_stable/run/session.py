@@ -36,7 +36,9 @@ class RunOptions:
 
 
 class Session(Callback):
-    """Opens the run's folder before anything is written, and is the first of the application's callbacks.
+    """Opens the run's folder, when every `setup` has passed, so that a refused recipe uses up no number.
+
+    It is the first of the application's callbacks: what others write at train start goes to its loggers.
 
     A new run gets the next free number; a run that goes on (``resume``) keeps its folder, with new log files beside the
     old ones. The resolved recipe is stored in the folder and in every checkpoint; when a checkpoint is loaded, what
@@ -50,10 +52,19 @@ class Session(Callback):
         self.resumed = resumed  # the folder to go on in, if any
         self.folder: Path | None = None
         self._own_loggers = own_loggers
+        self._session = 1  # how often this folder was trained in, this time included
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit" or self.folder is not None:
-            return
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, GPTModule)
+        problems = trainer.datamodule.model_problems(  # type: ignore[attr-defined]
+            pl_module.config.vocab_size, pl_module.config.max_length
+        )
+        if problems:
+            raise MisconfigurationException("\n".join(problems))
+        if self.folder is None:  # a second fit with the same trainer goes on in the folder of the first
+            self._open_folder(trainer)
+
+    def _open_folder(self, trainer: Trainer) -> None:
         folder = (self.resumed or new_folder(self.root, self.name)) if trainer.is_global_zero else None
         self.folder = Path(trainer.strategy.broadcast(str(folder)))
         for callback in trainer.checkpoint_callbacks:
@@ -62,16 +73,7 @@ class Session(Callback):
         if trainer.is_global_zero:
             self._session = 1 + len(list(self.folder.glob("recipe-*.yaml")))
             (self.folder / f"recipe-{self._session:02d}.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
-        self._session = trainer.strategy.broadcast(getattr(self, "_session", 1))
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self.folder is not None
-        assert isinstance(pl_module, GPTModule)
-        problems = trainer.datamodule.model_problems(  # type: ignore[attr-defined]
-            pl_module.config.vocab_size, pl_module.config.max_length
-        )
-        if problems:
-            raise MisconfigurationException("\n".join(problems))
+        self._session = trainer.strategy.broadcast(self._session)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder is not None
@@ -80,9 +82,9 @@ class Session(Callback):
 
     def _loggers(self, folder: Path, steps: int) -> list[Logger]:
         # What a killed process logged after the checkpoint is logged again: TensorBoard drops the older points.
-        purge = {"purge_step": steps + 1} if steps else {}
+        purge_step = steps + 1 if steps else None
         return [
-            TensorBoardLogger(save_dir=folder, name="", version="tensorboard", **purge),
+            TensorBoardLogger(save_dir=folder, name="", version="tensorboard", purge_step=purge_step),
             CSVLogger(save_dir=folder, name="", version=f"csv-{self._session:02d}"),
         ]
 

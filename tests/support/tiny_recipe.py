@@ -12,7 +12,6 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from lit_stable.data.prepare import prepare
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = 6
+WORDS = "the of and a to in is it you that he was for on are with as his they be at one have this"
 RECIPE: dict[str, Any] = {
     "model": {
         "gpt": {"vocab_size": 257, "n_layer": 1, "n_head": 2, "d_model": 16, "max_length": 32},
@@ -47,34 +47,8 @@ def write_store(folder: Path) -> Path:
     """A prepared folder of 120 short documents of real words, as bytes; written once per ``folder``."""
     store = folder / "store"
     if not store.exists():
-        words = [
-            "the",
-            "of",
-            "and",
-            "a",
-            "to",
-            "in",
-            "is",
-            "it",
-            "you",
-            "that",
-            "he",
-            "was",
-            "for",
-            "on",
-            "are",
-            "with",
-            "as",
-            "his",
-            "they",
-            "be",
-            "at",
-            "one",
-            "have",
-            "this",
-        ]
         source = random.Random(0)
-        documents = [" ".join(source.choices(words, k=40)) for _ in range(120)]
+        documents = [" ".join(source.choices(WORDS.split(), k=40)) for _ in range(120)]
         (folder / "text.txt").write_text("\n\n".join(documents))
         prepare([folder / "text.txt"], store, "bytes", 0.1, "\n\n", report=lambda line: None)
     return store
@@ -122,7 +96,7 @@ def command(*words: str | Path) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def start(*words: str | Path) -> subprocess.Popen[str]:
+def start(*words: str | Path) -> subprocess.Popen[bytes]:
     """Start ``lit-stable WORDS`` as a process of its own, stdout and stderr in one pipe."""
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
@@ -130,27 +104,26 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
     )
 
 
-def signal_at_line(process: subprocess.Popen[str], number: signal.Signals, beginning: str) -> Done:
+def signal_at_line(process: subprocess.Popen[bytes], number: signal.Signals, beginning: str) -> Done:
     """Send a signal when the process prints a line that begins so, and wait for its end."""
-    lines = []
-    sent = False
-    for line in lines_of(process):
-        lines.append(line)
-        if not sent and line.startswith(beginning):
-            process.send_signal(number)
-            sent = True
-    assert sent, "".join(lines)
-    return Done(process.wait(), "".join(lines), "")
-
-
-def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
     assert process.stdout is not None
-    with process.stdout:
-        yield from process.stdout
+    out = b""
+    with process.stdout as pipe:
+        for line in pipe:
+            out += line
+            if line.startswith(beginning.encode()):
+                process.send_signal(number)
+                break
+        else:
+            raise AssertionError(out.decode())
+        if number == signal.SIGKILL:
+            process.wait()
+            os.set_blocking(pipe.fileno(), False)  # its data worker lives on for seconds and keeps the pipe open
+        out += pipe.read() or b""
+    return Done(process.wait(), out.decode(), "")
 
 
 def losses(folder: Path) -> dict[int, str]:

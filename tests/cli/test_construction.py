@@ -1,0 +1,58 @@
+"""Every problem of every part, together, each with its key in the recipe."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_recipe import command, write_recipe
+
+
+def problems(recipe, *words: str) -> list[str]:
+    done = command("check", "--config", recipe, *words)
+    assert done.code == 2
+    return done.err.removeprefix("lit-stable check: ").splitlines()
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    return write_recipe(tmp_path_factory.mktemp("construction"))
+
+
+def test_the_problems_of_all_parts_come_in_one_message(tmp_path):
+    recipe = write_recipe(
+        tmp_path,
+        trainer__strategy="fsdp3",
+        model__gpt__n_head=3,
+        model__gpt__dropout=1.0,
+        model__schedule__peak=-1.0,
+        model__optimizer={"weight_decay": -0.1, "eps": 0.0, "betas": [0.9, 1.0]},
+        data__micro_batch=3,
+        checkpoints__every_steps=0,
+        stability__grad_clip={"max_norm": 0.0},
+    )
+    assert problems(recipe) == [
+        "trainer.strategy=fsdp3: is no strategy; nearest is fsdp.",
+        *(line for line in problems(recipe) if "d_model=16: must be a multiple of n_head=3" in line),
+        *(line for line in problems(recipe) if "dropout=1.0: must be at least 0 and below 1" in line),
+        "model.schedule.peak=-1.0: must be a finite number > 0.",
+        "model.optimizer.betas=(0.9, 1.0): each must lie in [0, 1).",
+        "model.optimizer.eps=0.0: must be > 0.",
+        "model.optimizer.weight_decay=-0.1: must be >= 0.",
+        "data.micro_batch=3: must divide data.global_batch=4; nearest legal values are 2 and 4.",
+        "checkpoints.every_steps=0: must be at least 1.",
+        "`GradClip(max_norm=0.0)`: must be a finite number > 0.",
+    ]
+    assert len(problems(recipe)) == 10
+
+
+def test_what_only_the_command_line_makes_wrong_is_reported_too(recipe):
+    words = ["--model.schedule.floor", "1.0", "--data.sequence_length", "0"]
+    assert problems(recipe, *words) == [
+        "model.schedule.floor=1.0: must lie between 0 and schedule.peak=0.01.",
+        "data.sequence_length=0: must be at least 1.",
+    ]
+
+
+def test_a_registered_strategy_and_one_given_as_a_class_pass(recipe):
+    for strategy in ("auto", "ddp", "fsdp2", "fsdp2_full", "{class_path: lit_stable.strategies.fsdp2.FSDP2Strategy}"):
+        done = command("check", "--config", recipe, "--trainer.strategy", strategy)
+        assert done.code == 0, done.err

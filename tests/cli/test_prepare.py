@@ -1,0 +1,69 @@
+"""`lit-stable prepare`."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_recipe import command
+
+from lit_stable.data.store import TokenStore
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(f"document {number}" for number in range(100)))
+    return path
+
+
+def test_text_becomes_a_store_and_a_summary_is_printed(text, tmp_path):
+    words = ["--tokenizer", "bytes", "--validation_fraction", "0.2", "--separator", "\n\n"]
+    done = command("prepare", text, "--out", tmp_path / "store", *words)
+    assert done.code == 0
+    counts = {split: TokenStore(tmp_path / "store" / split).num_tokens for split in ("train", "validation")}
+    assert sum(counts.values()) == 10 * len("document 0") + 90 * len("document 00") + 100  # one end-of-text each
+    assert f"train {counts['train']:,} tokens" in done.out
+    assert done.out.startswith(f"{tmp_path / 'store'}: ")
+
+
+def test_several_inputs_and_globs_are_taken(text, tmp_path):
+    (tmp_path / "more.jsonl").write_text('{"text": "abc"}\n' * 3)
+    words = ["--tokenizer", "bytes", "--validation_fraction", "0"]
+    done = command("prepare", text, str(tmp_path / "*.jsonl"), "--out", tmp_path / "store", *words)
+    assert done.code == 0, done.err
+    assert "in 4 documents" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["empty.txt", "--tokenizer", "bytes"], "input: has no text in it, so there is nothing to write; check the"),
+        (["none.txt", "--tokenizer", "bytes"], "input none.txt: matches no file."),
+        (["text.txt", "--tokenizer", "bits"], "tokenizer=bits: no such file; give bytes, bpe:SIZE or the path of a"),
+        (["text.txt", "--tokenizer", "bytes"], "validation_fraction=0.01: leaves the"),
+    ],
+)
+def test_unusable_input_ends_with_2_and_leaves_nothing(text, tmp_path, words, sentence):
+    (tmp_path / "empty.txt").write_text("")
+    before = sorted(tmp_path.iterdir())
+    done = command("prepare", *words, "--out", "store")  # every test has tmp_path as its current folder
+    assert done.code == 2
+    assert done.err.startswith(f"lit-stable prepare: {sentence}")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_an_existing_folder_is_left_alone(text, tmp_path):
+    (tmp_path / "store").mkdir()
+    done = command("prepare", text, "--tokenizer", "bytes", "--out", "store")
+    assert (done.code, done.err) == (
+        2,
+        "lit-stable prepare: out=store: exists already; choose another folder or delete it.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["text.txt", "--tokenizer", "bytes"], ["text.txt", "--out", "o", "--tokeniser", "x"]]
+)
+def test_missing_and_unknown_arguments_end_with_2(text, words):
+    with pytest.raises(SystemExit) as ended:
+        command("prepare", *words)
+    assert ended.value.code == 2

@@ -1,0 +1,155 @@
+"""When a checkpoint is written and which ones stay, in fits of a linear layer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from tiny_fit import TinyData, TinyModule, quiet_trainer
+
+from lit_stable.callbacks import AccumulationWindows, Progress, SafeCheckpoints, ValidateEverySteps
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.run.checkpoints import Checkpoints
+
+
+class Scores(Callback):
+    """Makes the validation loss of each step what a test says, and records which checkpoints exist after each step."""
+
+    def __init__(self, folder: Path, losses: dict[int, float]) -> None:
+        self.folder, self.losses, self.saved = folder, losses, {}
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        pl_module.log("val/loss", torch.tensor(self.losses.get(Progress.of(trainer).steps, 9.0)))
+
+    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+        self.saved[Progress.of(trainer).steps] = self.on_disk()
+
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self.saved[Progress.of(trainer).steps] = self.on_disk()
+
+    def on_disk(self) -> list[int]:
+        return sorted(int(path.stem.split("-")[1]) for path in (self.folder / "checkpoints").glob("*.ckpt"))
+
+
+def fit(
+    folder: Path,
+    checkpoints: Checkpoints,
+    steps: int,
+    losses: dict[int, float] | None = None,
+    window: int = 1,
+    ckpt_path: Path | None = None,
+    **options: Any,
+) -> dict[int, list[int]]:
+    """Train, validating every second step if there are ``losses``; the steps saved on disk after each step."""
+    checkpoints.folder = folder
+    scores = Scores(folder, losses or {})
+    own = [Progress(), AccumulationWindows(2 * window, 2), SafeCheckpoints(), ValidateEverySteps(2), scores]
+    options = {"enable_checkpointing": True, "check_val_every_n_epoch": None, **options}
+    options["limit_val_batches"] = 1 if losses else 0
+    trainer = quiet_trainer(*own, checkpoints, max_steps=steps, **options)
+    trainer.fit(TinyModule(), datamodule=TinyData(validation_batches=1), ckpt_path=ckpt_path)
+    return scores.saved
+
+
+def test_saved_early_then_every_so_often_then_at_the_end(tmp_path):
+    saved = fit(tmp_path, Checkpoints(every_steps=4, first_step=2, keep_last=9), steps=9)
+    assert saved[1] == []
+    assert saved[2] == saved[3] == [2]
+    assert saved[9] == [2, 4, 8, 9]
+
+
+def test_without_a_first_step_the_interval_decides(tmp_path):
+    assert fit(tmp_path, Checkpoints(every_steps=2, first_step=None, keep_last=9), steps=5)[5] == [2, 4, 5]
+
+
+def test_a_window_of_micro_batches_is_saved_once(tmp_path):
+    saved = fit(tmp_path, Checkpoints(every_steps=1, first_step=None, keep_last=9), steps=3, window=3)
+    assert saved == {0: [], 1: [1], 2: [1, 2], 3: [1, 2, 3]}
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [6]), (2, [5, 6])])
+def test_the_newest_stay(tmp_path, keep, left):
+    assert fit(tmp_path, Checkpoints(every_steps=1, keep_last=keep), steps=6)[6] == left
+
+
+def test_the_best_stays_as_well(tmp_path):
+    losses = {2: 5.0, 4: 3.0, 6: 4.0, 8: 3.5}
+    checkpoints = Checkpoints(every_steps=3, first_step=None)
+    saved = fit(tmp_path, checkpoints, steps=8, losses=losses)
+    assert saved[2] == [2]  # validated, and better than nothing
+    assert saved[4] == [4]  # better: the one at 3 and the old best are gone
+    assert saved[8] == [4, 8]
+    assert (checkpoints.best(), checkpoints.last()) == (
+        tmp_path / "checkpoints" / "step-00000004.ckpt",
+        tmp_path / "checkpoints" / "step-00000008.ckpt",
+    )
+
+
+def test_the_best_is_not_kept_on_request(tmp_path):
+    saved = fit(tmp_path, Checkpoints(every_steps=3, keep_best=False), steps=8, losses={2: 1.0})
+    assert saved[8] == [8]
+    assert saved[2] == []
+
+
+def test_a_loss_that_is_not_a_number_is_never_the_best(tmp_path):
+    checkpoints = Checkpoints(every_steps=1)
+    fit(tmp_path, checkpoints, steps=6, losses={2: 5.0, 4: float("nan"), 6: 6.0})
+    assert (checkpoints.best_step, checkpoints.best_loss) == (2, 5.0)
+
+
+def test_a_resume_knows_the_best_even_if_it_was_saved_before_it_was_validated(tmp_path):
+    fit(tmp_path, Checkpoints(every_steps=2, first_step=None), steps=4, losses={2: 5.0, 4: 3.0})
+    again = Checkpoints(every_steps=2)
+    last = tmp_path / "checkpoints" / "step-00000004.ckpt"
+    saved = fit(tmp_path, again, steps=8, losses={6: 4.0, 8: 4.5}, ckpt_path=last)
+    assert (again.best_step, again.best_loss) == (4, 3.0)
+    assert saved[8] == [4, 8]
+
+
+def test_a_new_folder_has_a_best_of_its_own(tmp_path):
+    first, second = tmp_path / "1", tmp_path / "2"
+    fit(first, Checkpoints(every_steps=2), steps=2, losses={2: 1.0})
+    again = Checkpoints(every_steps=2)
+    fit(second, again, steps=4, losses={4: 2.0}, ckpt_path=first / "checkpoints" / "step-00000002.ckpt")
+    assert again.best() == second / "checkpoints" / "step-00000004.ckpt"
+    assert json.loads((second / "checkpoints" / "best.json").read_text()) == {"step": 4, "loss": 2.0}
+
+
+def test_the_sanity_check_before_training_is_no_validation(tmp_path):
+    checkpoints = Checkpoints(every_steps=9)
+    saved = fit(tmp_path, checkpoints, steps=1, losses={0: 0.1, 1: 4.0}, num_sanity_val_steps=1)
+    assert saved[0] == []
+    assert checkpoints.best_step == 1
+
+
+def test_saving_a_step_again_writes_nothing(tmp_path, capsys):
+    class Twice(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            checkpoints.save_now(trainer)
+            checkpoints.save_now(trainer)
+
+    checkpoints = Checkpoints(keep_last=9)
+    checkpoints.folder = tmp_path
+    trainer = quiet_trainer(Progress(), Twice(), checkpoints, max_steps=2, enable_checkpointing=True)
+    trainer.fit(TinyModule(), datamodule=TinyData())
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" (")[0] for line in said] == [
+        f"saved {tmp_path / 'checkpoints' / f'step-0000000{step}.ckpt'}" for step in (1, 2)
+    ]
+
+
+def test_there_is_no_last_or_best_before_the_first_save(tmp_path):
+    checkpoints = Checkpoints()
+    assert (checkpoints.last(), checkpoints.best()) == (None, None)
+    checkpoints.folder = tmp_path
+    assert (checkpoints.last(), checkpoints.best()) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["every_steps", "first_step", "keep_last"])
+def test_numbers_below_one_are_refused(name):
+    with pytest.raises(MisconfigurationException, match=rf"checkpoints.{name}=0: must be at least 1\."):
+        Checkpoints(**{name: 0})

@@ -1,0 +1,223 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor
+from tiny_fit import Watch, quiet_trainer
+from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, NumberedData, tiny_module
+
+from lit_stable.callbacks import AccumulationWindows, GradClip, Progress, ValidateEverySteps
+from lit_stable.run.report import IntervalClock, Report, describe
+
+
+class Data(NumberedData):
+    """Numbered samples with what a report asks of the application's data."""
+
+    validation_names = ("0",)
+
+    def unigram_entropy(self, name: str) -> float:
+        return 3.5
+
+
+def fit(report: Report, steps: int = 5, more: Sequence[Callback] = (), every: int = 100, logged: int = 2) -> None:
+    """Train the tiny GPT, validating ``every`` so many steps and at the end."""
+    own = [Progress(), AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH), ValidateEverySteps(every), *more]
+    options = {"log_every_n_steps": logged, "check_val_every_n_epoch": None}
+    quiet_trainer(*own, report, max_steps=steps, **options).fit(tiny_module(), datamodule=Data())
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        lines: list[str] = []
+        patch.setattr("lit_stable.run.report.say", lambda text: lines.extend(text.splitlines()))
+        fit(Report("lit-stable fit --resume auto"), more=[GradClip(0.5)])
+    return lines
+
+
+def line(said: list[str], beginning: str) -> str:
+    return next(line for line in said if line.startswith(beginning))
+
+
+def test_the_first_lines_answer_what_one_asks_first(said):
+    assert re.match(r"lit-stable \S+, torch ", said[0])
+    assert re.search(
+        r"1 x CPU, \d+ cores; started by this command; strategy SingleDeviceStrategy; precision 32-true", said[1]
+    )
+    parameters = sum(p.numel() for p in built().parameters())
+    assert line(said, "model: ").startswith(f"model: {parameters:,} parameters; GPTConfig(vocab_size=64, n_layer=2")
+    tensors = len(list(built().parameters()))
+    assert line(said, "dtypes: ") == (
+        f"dtypes: parameters {{'float32': {tensors}}}, moments {{'float32': {2 * tensors}}}, buffers none"
+    )
+    assert line(said, "learning rate by samples: ") == (
+        "learning rate by samples: 0 0 (start), 16 0.01 (warm-up ends), 48 0.005 (half-way through the decay),"
+        " 80 0 (decay ends)"
+    )
+    assert [line.split()[0] for line in said if re.match("weights|embeddings|norms", line)] == [
+        "weights",
+        "embeddings",
+        "norms",
+    ]
+    assert "GradClip(max_norm=0.5)" in line(said, "callbacks: ")
+    assert "position: step 0, 0 samples, 0 tokens" in said
+    assert f"initial weights: {tensors} tensors measured, 0 not as declared" in said
+
+
+def built() -> torch.nn.Module:
+    from lit_stable.model.gpt import GPT
+
+    return GPT(tiny_module().config)
+
+
+def test_one_line_for_the_first_step_each_logging_step_and_the_last(said):
+    steps = [text for text in said if text.startswith("step ")]
+    assert [text.split(" | ")[0] for text in steps] == ["step 1/5", "step 2/5", "step 4/5", "step 5/5"]
+    pattern = (
+        r"step 2/5 \| loss 4\.\d{4} \| lr 0.005 \| grad norm [\d.]+ \| [\d.]+k? tokens/s"
+        rf" \| {2 * GLOBAL_BATCH * LENGTH} tokens"
+    )
+    assert re.fullmatch(pattern, steps[1]), steps[1]
+
+
+def test_a_validation_is_one_line_for_each_set(said):
+    text = line(said, "  validation 0: ")
+    loss, perplexity = map(float, re.fullmatch(r"  validation 0: loss ([\d.]+), perplexity ([\d.]+)", text).groups())
+    assert perplexity == pytest.approx(math.exp(loss), rel=1e-3)
+
+
+def test_the_closing_table_sums_up(said):
+    table = dict(re.split(r"  +", text, maxsplit=1) for text in said[said.index("") + 1 :] if "  " in text.strip())
+    assert table["steps"] == "5 (0 skipped)"
+    assert table["tokens"] == f"{5 * GLOBAL_BATCH * LENGTH:,}"
+    losses = [re.search(r"loss ([\d.]+)", text)[1] for text in said if text.startswith("step ")]
+    assert table["loss, first and last"] == f"{losses[0]} -> {losses[-1]}"
+    assert re.fullmatch(r"[\d.]+, NOT BELOW the unigram entropy 3\.5000", table["validation 0"])
+    assert table["to go on"] == "lit-stable fit --resume auto"
+
+
+def test_skipped_steps_are_shown(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr("lit_stable.run.report.say", lines.append)
+
+    skip = Watch("on_train_start", lambda trainer: Progress.of(trainer).note_skipped(True))
+    fit(Report(""), steps=1, more=[skip])
+    assert line(lines, "step 1/1").endswith(" | 1 skipped")
+    assert "1 (1 skipped)" in lines[-1]
+
+
+def test_weights_that_are_not_as_declared_are_listed(monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr("lit_stable.run.report.say", lines.append)
+    spoil = Watch("on_fit_start", lambda trainer: torch.nn.init.normal_(trainer.lightning_module.gpt.wte.weight))
+    fit(Report(""), steps=1, more=[spoil])
+    assert line(lines, "initial weights: ").endswith(" tensors measured, 1 not as declared")
+    assert "wte.weight" in lines[lines.index(line(lines, "initial weights: ")) + 1]
+
+
+def test_the_report_remembers_the_first_loss_of_the_run():
+    report = Report("")
+    report.first_loss = 5.5
+    again = Report("")
+    again.load_state_dict(report.state_dict())
+    assert again.first_loss == 5.5
+
+
+# -- the clock -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wait(monkeypatch) -> Callable[[float], None]:
+    """Let time pass for the clock."""
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr("time.perf_counter", lambda: now.seconds)
+
+    def wait(seconds: float) -> None:
+        now.seconds += seconds
+
+    return wait
+
+
+def test_tokens_per_second_are_those_of_the_interval(wait):
+    clock = IntervalClock()
+    clock.start(1000)
+    wait(10)
+    assert clock.interval(1500) == 50.0
+    wait(1)
+    assert clock.interval(2000) == 500.0
+
+
+def test_the_time_of_a_validation_is_no_training_time(wait, monkeypatch):
+    lines: list[str] = []
+    monkeypatch.setattr("lit_stable.run.report.say", lines.append)
+    train = Watch("on_train_batch_start", lambda trainer, *rest: wait(1))
+    validate = Watch("on_validation_batch_start", lambda trainer, *rest: wait(1000))
+    fit(Report(""), steps=4, more=[train, validate], every=2, logged=3)
+    rates = [re.search(r"[^|]+ tokens/s", text)[0].strip() for text in lines if text.startswith("step ")]
+    assert rates == [f"{GLOBAL_BATCH * LENGTH / (GLOBAL_BATCH / MICRO_BATCH):.3g} tokens/s"] * 3
+
+
+def test_a_pause_does_not_count(wait):
+    clock = IntervalClock()
+    clock.start(0)
+    wait(1)
+    clock.pause()
+    wait(60)
+    clock.go_on()
+    wait(1)
+    assert clock.interval(100) == 50.0
+
+
+def test_the_overall_rate_leaves_out_the_first_interval(wait):
+    clock = IntervalClock()
+    clock.start(0)
+    wait(30)  # compiles
+    clock.interval(10)
+    wait(1)
+    clock.interval(110)
+    wait(3)
+    assert clock.overall(210) == 200 / 4
+
+
+def test_with_one_interval_the_overall_rate_is_its_rate(wait):
+    clock = IntervalClock()
+    clock.start(500)
+    wait(2)
+    clock.interval(600)
+    wait(1)  # saving
+    assert clock.overall(600) == 50.0
+
+
+def test_the_time_after_the_last_line_does_not_lower_the_overall_rate(wait):
+    clock = IntervalClock()
+    clock.start(0)
+    for tokens in (10, 20):
+        wait(1)
+        clock.interval(tokens)
+    wait(9)
+    assert clock.overall(20) == 10.0
+
+
+def test_a_clock_started_again_begins_anew(wait):
+    clock = IntervalClock()
+    for _ in range(2):
+        clock.start(0)
+        wait(1)
+        clock.interval(10)
+        wait(1)
+        assert clock.overall(40) == 30.0
+
+
+def test_a_callback_is_described_by_the_settings_it_keeps():
+    assert describe(GradClip(0.5)) == "GradClip(max_norm=0.5)"
+    assert describe(LearningRateMonitor(logging_interval="step")).startswith(
+        "LearningRateMonitor(logging_interval='step', "
+    )

@@ -1,0 +1,109 @@
+"""A run on disk: its folder, its log files and what its checkpoints remember."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny_recipe import command, write_recipe
+
+from lit_stable.run.session import recipe_changes
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory) -> Path:
+    """A run of 3 steps that went on to 5 with another recipe, as if the first had been killed at step 4."""
+    folder = tmp_path_factory.mktemp("session")
+    recipe = write_recipe(folder, checkpoints__every_steps=3, checkpoints__first_step=None, validate_every=100)
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "4", "--checkpoints.keep_last", "5").code == 0
+    run = folder / "runs" / "tiny" / "0001"
+    (run / "checkpoints" / "step-00000004.ckpt").unlink()
+    done = command("fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", "5", "--data.seed_data", "2")
+    assert done.code == 0, done.err
+    (folder / "said.txt").write_text(done.out)
+    return run
+
+
+def test_every_session_has_a_recipe_and_a_csv_file_of_its_own(twice):
+    assert sorted(path.name for path in twice.glob("recipe-*")) == ["recipe-01.yaml", "recipe-02.yaml"]
+    rows = {}
+    for name in ("csv-01", "csv-02"):
+        with (twice / name / "metrics.csv").open() as file:
+            rows[name] = [int(row["step"]) for row in csv.DictReader(file) if row["train/loss"]]
+    assert rows == {"csv-01": [1, 2, 3, 4], "csv-02": [4, 5]}
+
+
+def test_tensorboard_shows_each_step_once(twice):
+    events = EventAccumulator(str(twice / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5]
+
+
+def test_what_changed_since_the_checkpoint_is_printed(twice):
+    said = (twice.parents[2] / "said.txt").read_text()
+    lines = re.findall("^changed since the checkpoint: (.*)$", said, re.MULTILINE)
+    assert lines == ["trainer.max_steps: 4 -> 5", "data.seed_data: 1 -> 2"]
+
+
+def test_other_data_do_not_pass_unseen(tmp_path):
+    recipe = write_recipe(tmp_path)
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "2").code == 0
+    (tmp_path / "text.txt").write_text("quite another text\n\n" * 50 + "with more\n\n" * 200)
+    words = ["--tokenizer", "bytes", "--validation_fraction", "0", "--separator", "\n\n"]
+    (tmp_path / "store").rename(tmp_path / "old")
+    assert command("prepare", tmp_path / "text.txt", "--out", tmp_path / "store", *words).code == 0
+    (tmp_path / "old" / "validation").rename(tmp_path / "store" / "validation")
+    done = command("fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", "3")
+    assert done.code == 0, done.err
+    line = r"changed since the checkpoint: data.sources.text: \d+ tokens \(\w+\) -> \d+ tokens \(\w+\)$"
+    assert len(re.findall(line, done.out, re.MULTILINE)) == 1
+    assert "data.validation.text" not in done.out
+
+
+def test_data_that_the_model_cannot_take_are_refused_before_a_folder_exists(tmp_path):
+    recipe = write_recipe(tmp_path, model__gpt__vocab_size=100, model__gpt__max_length=16)
+    done = command("fit", "--config", recipe)
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "lit-stable fit: model.gpt.vocab_size=100: must be at least 257, the vocabulary of the data.",
+        "data.sequence_length=32: must be at most model.gpt.max_length=16.",
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ones_own_logger_replaces_ours(tmp_path):
+    logger = "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: mine}}"
+    done = command("fit", "--config", write_recipe(tmp_path), "--trainer.max_steps", "1", "--trainer.logger", logger)
+    assert done.code == 0, done.err
+    assert list((tmp_path / "mine").rglob("metrics.csv"))
+    assert not list((tmp_path / "runs").rglob("metrics.csv"))
+
+
+def test_without_a_logger_nothing_is_logged(tmp_path):
+    done = command("fit", "--config", write_recipe(tmp_path), "--trainer.max_steps", "1", "--trainer.logger", "false")
+    assert done.code == 0, done.err
+    assert {path.name for path in (tmp_path / "runs" / "tiny" / "0001").iterdir()} == {"recipe-01.yaml", "checkpoints"}
+
+
+def test_changes_are_the_leaves_that_differ_in_the_order_of_the_new_recipe():
+    old = {"model": {"gpt": {"n_layer": 2, "bias": False}}, "data": {"validation": None, "gone": 1}, "same": [1, 2]}
+    new = {"data": {"validation": {"a": "x"}}, "model": {"gpt": {"n_layer": 3, "bias": False}}, "same": [1, 2]}
+    assert recipe_changes(old, new) == [
+        "data.validation.a: unset -> x",
+        "model.gpt.n_layer: 2 -> 3",
+        "data.gone: 1 -> unset",
+    ]
+
+
+@pytest.mark.parametrize("key", ["run", "checkpoints", "model.schedule", "trainer.logger", "resume", "ckpt_path"])
+def test_changes_that_need_no_line_or_have_one_of_their_own_are_left_out(key):
+    def recipe(value):
+        nested = value
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        return nested
+
+    assert recipe_changes(recipe({"x": 1}), recipe({"x": 2})) == []

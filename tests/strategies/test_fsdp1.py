@@ -1,0 +1,30 @@
+"""Lightning's first kind of FSDP needs CUDA; here only how it is set up. tests/gpu trains with it."""
+
+from __future__ import annotations
+
+from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
+from torch import nn
+
+from lit_stable.model.gpt import Block
+from lit_stable.strategies import fsdp1
+from lit_stable.strategies.fsdp1 import FSDP1Strategy
+
+
+def test_the_name_fsdp_means_one_unit_for_each_block_and_sharded_checkpoints():
+    fsdp1.register_strategies()
+    strategy = StrategyRegistry.get("fsdp")
+    assert type(strategy) is FSDP1Strategy
+    assert isinstance(strategy, FSDPStrategy)
+    assert strategy.kwargs["auto_wrap_policy"]._module_classes == {Block}
+    assert strategy._state_dict_type == "sharded"
+
+
+def test_ones_own_options_win():
+    strategy = FSDP1Strategy(state_dict_type="full", auto_wrap_policy={nn.Linear}, cpu_offload=True)
+    assert strategy._state_dict_type == "full"
+    assert strategy.kwargs["auto_wrap_policy"]._module_classes == {nn.Linear}
+    assert strategy.cpu_offload.offload_params
+
+
+def test_the_other_names_of_lightning_stay_as_they_are():
+    assert type(StrategyRegistry.get("fsdp_cpu_offload")) is FSDPStrategy

@@ -1,0 +1,111 @@
+"""What one process can show of the sharding strategy; tests/distributed has two."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import StrategyRegistry
+from tiny_fit import Watch
+from tiny_gpt_run import equal_bits, fit
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from lit_stable.strategies import fsdp2
+from lit_stable.strategies.fsdp2 import FSDP2Precision, FSDP2Strategy
+
+
+def trainer(strategy: str, precision: str) -> Trainer:
+    return Trainer(strategy=strategy, precision=precision, accelerator="cpu", devices=1, logger=False)
+
+
+@pytest.mark.parametrize(("name", "sharded"), [("fsdp2", True), ("fsdp2_full", False)])
+def test_the_names_choose_the_form_of_checkpoints(name, sharded):
+    strategy = trainer(name, "32-true").strategy
+    assert type(strategy) is FSDP2Strategy
+    assert strategy._save_distributed_checkpoint is sharded
+
+
+def test_registering_twice_changes_nothing():
+    before = dict(StrategyRegistry)
+    fsdp2.register_strategies()
+    assert dict(StrategyRegistry) == before
+
+
+def test_bf16_becomes_a_policy_of_the_shards_and_fp32_stays_plain():
+    plugin = trainer("fsdp2", "bf16-mixed").strategy.precision_plugin
+    assert type(plugin) is FSDP2Precision
+    assert plugin.precision == "bf16-mixed"
+    assert (plugin.policy.param_dtype, plugin.policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    assert not torch.is_autocast_enabled("cpu")
+    with plugin.forward_context():
+        assert not torch.is_autocast_enabled("cpu")
+    assert type(trainer("fsdp2", "32-true").strategy.precision_plugin) is Precision
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
+def test_other_precisions_are_refused(precision):
+    with pytest.raises(ValueError, match=rf"precision={precision}: strategy fsdp2 takes 32-true or bf16-mixed\."):
+        trainer("fsdp2", precision)
+
+
+def test_fp16_with_a_scaler_is_refused():
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=object())
+    with pytest.raises(ValueError, match="precision=16-mixed: strategy fsdp2 takes"):
+        FSDP2Strategy().precision_plugin = plugin
+
+
+def test_an_older_torch_is_refused(monkeypatch):
+    def fully_shard(module, *, mesh=None, reshard_after_forward=True):
+        """As in torch 2.6."""
+
+    monkeypatch.setattr(fsdp2, "fully_shard", fully_shard)
+    with pytest.raises(RuntimeError, match=r"strategy fsdp2 needs torch 2\.7 or newer; or use ddp"):
+        FSDP2Strategy()
+
+
+def test_a_torch_that_sums_gradients_on_cpus_is_refused_there(monkeypatch):
+    def summing(layer, mesh, ignored_params=None):
+        """As torch 2.7 does on CPUs: gradients come out too large."""
+        fully_shard(layer, mesh=mesh).set_gradient_divide_factor(0.5)
+
+    monkeypatch.setattr(fsdp2, "fully_shard", summing)
+    with pytest.raises(RuntimeError, match=r"on CPUs its fully_shard sums gradients over the ranks .* strategy ddp"):
+        fit("fsdp2", steps=1)
+
+
+def test_options_reach_lightning():
+    strategy = FSDP2Strategy(process_group_backend="gloo", timeout_minutes=2.0)
+    assert strategy.process_group_backend == "gloo"
+    assert strategy._timeout.total_seconds() == 120
+
+
+def test_one_process_trains_as_without_sharding():
+    plain, sharded = fit(steps=4, bias=True), fit("fsdp2", steps=4, bias=True)
+    assert sharded.rows == plain.rows
+    assert equal_bits(sharded.weights, plain.weights)
+
+
+def test_after_a_validation_the_parameters_are_the_shards_that_the_optimizer_holds():
+    kinds: list[set[bool]] = []
+
+    def note(trainer: Trainer, *args) -> None:
+        module = trainer.lightning_module
+        held = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+        kinds.append({id(p) in held for p in module.parameters()})
+
+    fit("fsdp2", steps=4, callbacks=(Watch("on_train_batch_start", note),))  # validates after step 2
+    assert kinds == [{True}] * 16
+
+
+def test_resharding_acts_on_every_unit(monkeypatch):
+    run = fit("fsdp2", steps=1)
+    units = [m for m in run.module.modules() if isinstance(m, FSDPModule)]
+    assert len(units) >= 3  # the root and two blocks
+    run.module.gpt.unshard()
+    assert not isinstance(run.module.gpt.wte.weight, DTensor)
+    for hook in (run.trainer.strategy.on_validation_end, run.trainer.strategy.on_test_end):
+        run.module.gpt.unshard()
+        hook()
+        assert isinstance(run.module.gpt.wte.weight, DTensor)

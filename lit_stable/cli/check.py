@@ -18,7 +18,7 @@ from lit_stable.module import GPTModule
 from lit_stable.optim.groups import audit, parameter_groups
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.console import human_bytes, human_count
-from lit_stable.run.report import describe
+from lit_stable.run.start import describe
 
 
 def check(

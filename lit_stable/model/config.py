@@ -111,7 +111,7 @@ class GPTConfig:
     def _choice_problems(self) -> list[str]:
         choices = {"norm": NormKind, "mlp": MLPKind, "position": PositionKind, "qk_norm": QKNormKind}
         return [
-            f"model.{name}={getattr(self, name)!r}: must be one of {', '.join(get_args(kind))}."
+            f"model.gpt.{name}={getattr(self, name)!r}: must be one of {', '.join(get_args(kind))}."
             for name, kind in choices.items()
             if getattr(self, name) not in get_args(kind)
         ]
@@ -126,7 +126,7 @@ class GPTConfig:
             *(["d_ff"] if self.d_ff is not None else []),
         ]
         problems = [
-            f"model.{name}={getattr(self, name)}: must be at least 1." for name in sizes if getattr(self, name) < 1
+            f"model.gpt.{name}={getattr(self, name)}: must be at least 1." for name in sizes if getattr(self, name) < 1
         ]
         if self.n_head < 1 or self.d_model < 1:
             return problems
@@ -134,11 +134,11 @@ class GPTConfig:
         if rest:
             legal = " and ".join(str(k * self.n_head) for k in (below, below + 1) if k)
             problems.append(
-                f"model.d_model={self.d_model}: must be a multiple of n_head={self.n_head}; nearest legal: {legal}."
+                f"model.gpt.d_model={self.d_model}: must be a multiple of n_head={self.n_head}; nearest legal: {legal}."
             )
         elif self.position == "rope" and self.head_size % 2:
             problems.append(
-                f"model.n_head={self.n_head}: heads of d_model={self.d_model} have odd size {self.head_size}, and "
+                f"model.gpt.n_head={self.n_head}: heads of d_model={self.d_model} have odd size {self.head_size}, and "
                 "position=rope turns pairs; choose n_head so that d_model / n_head is even."
             )
         return problems
@@ -151,7 +151,7 @@ class GPTConfig:
             # Written so that NaN fails too.
             if isinstance(value, str) or not 0 < value < math.inf:
                 remedy = " or small_init" if name == "init_std" else ""
-                problems.append(f"model.{name}={value!r}: must be a finite number above 0{remedy}.")
+                problems.append(f"model.gpt.{name}={value!r}: must be a finite number above 0{remedy}.")
         if not 0 <= self.dropout < 1:
-            problems.append(f"model.dropout={self.dropout}: must be at least 0 and below 1.")
+            problems.append(f"model.gpt.dropout={self.dropout}: must be at least 0 and below 1.")
         return problems

@@ -84,7 +84,7 @@ class GPT(nn.Module):
         """
         length, config = input_ids.shape[1], self.config
         if length > config.max_length:
-            raise ValueError(f"A sequence of {length} tokens: model.max_length={config.max_length} is the longest.")
+            raise ValueError(f"A sequence of {length} tokens: model.gpt.max_length={config.max_length} is the longest.")
         x: torch.Tensor = self.embed(input_ids)  # (B, T, D)
         rope = None
         if config.position == "rope":

@@ -19,7 +19,8 @@ from lit_stable.callbacks.seeds import mix
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
 
-_WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.")  # put into names by recomputation and compile
+# Put into names by recomputation, compile and FSDP1.
+_WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.|_fsdp_wrapped_module\.")
 _RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight")
 
 

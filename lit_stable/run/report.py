@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-import os
 import time
-from collections import Counter
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_stable import __version__
 from lit_stable.callbacks import GradNorm, Progress
-from lit_stable.model.init import audit_init, format_audit
 from lit_stable.module import GPTModule, is_reported_step
-from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.console import human_bytes, human_count, say
-from lit_stable.run.session import Session
-from lit_stable.strategies.launcher import describe_launcher
+from lit_stable.run.start import first_lines, measured_init, session_of, whole_parameters
 
 
 class Report(Callback):
@@ -46,20 +39,16 @@ class Report(Callback):
         self.started = True
         self._seen = progress.steps
         self._clock.start(progress.tokens)
-        for line in first_lines(trainer, pl_module):
+        session = session_of(trainer)
+        callbacks = [c for c in trainer.callbacks if c not in (self, session)]  # type: ignore[attr-defined]
+        with whole_parameters(trainer):
+            lines = first_lines(trainer, pl_module, callbacks)
+            if progress.steps == 0:  # after a resume the weights are trained ones
+                lines.append(measured_init(pl_module))
+        for line in [*lines, ""]:
             say(line)
-        if progress.steps == 0:  # after a resume the weights are trained ones
-            self._audit_init(pl_module)
-        say("")
-
-    @staticmethod
-    def _audit_init(pl_module: GPTModule) -> None:
-        assert pl_module.gpt is not None
-        rows = audit_init(((n, _whole(p)) for n, p in pl_module.gpt.named_parameters()), pl_module.config)
-        wrong = sum(not row.ok for row in rows)
-        say(f"initial weights: {len(rows)} tensors measured, {wrong} not as declared")
-        if wrong:
-            say(format_audit(rows))
+        if session is not None and session.folder is not None and trainer.is_global_zero:
+            (session.folder / f"start-{session.number:02d}.txt").write_text("\n".join(lines) + "\n")
 
     # -- lines -------------------------------------------------------------------------------------------------------
 
@@ -117,7 +106,7 @@ class Report(Callback):
         if trainer.strategy.root_device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(trainer.strategy.root_device)
             rows.append(("peak memory, rank 0", human_bytes(peak)))
-        session = next((c for c in trainer.callbacks if isinstance(c, Session)), None)  # type: ignore[attr-defined]
+        session = session_of(trainer)
         if session is not None:
             rows.append(("logs", str(session.folder)))
         for callback in trainer.checkpoint_callbacks:
@@ -185,54 +174,3 @@ def validation_losses(trainer: Trainer) -> dict[str, float]:
     names = getattr(trainer.datamodule, "validation_names", [])  # type: ignore[attr-defined]
     found = {name: trainer.callback_metrics.get(f"val/{name}/loss") for name in names}
     return {name: float(loss) for name, loss in found.items() if loss is not None}
-
-
-def first_lines(trainer: Trainer, module: GPTModule) -> list[str]:
-    """Hardware, precision, model, groups, schedule and features: what one asks first when a run behaves oddly."""
-    assert module.gpt is not None
-    progress = Progress.of(trainer)
-    device = trainer.strategy.root_device
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
-    parameters = sum(p.numel() for p in module.gpt.parameters())
-    schedule = ", ".join(f"{p:,} {format_lr(lr)} ({label})" for p, lr, label in module.schedule.milestones())
-    session = next((c for c in trainer.callbacks if isinstance(c, Session)), None)  # type: ignore[attr-defined]
-    return [
-        f"lit-stable {__version__}, torch {torch.__version__}",
-        f"hardware: {trainer.world_size} x {hardware}; started by {describe_launcher()};"
-        f" strategy {type(trainer.strategy).__name__}; precision {trainer.precision}",
-        f"model: {parameters:,} parameters; {module.config}",
-        f"dtypes: {dtypes(trainer, module)}",
-        f"learning rate by {module.schedule.unit}: {schedule}",
-        audit(trainer.optimizers[0].param_groups, module),
-        "callbacks: " + "; ".join(describe(c) for c in trainer.callbacks if not isinstance(c, (Report, Session))),  # type: ignore[attr-defined]
-        f"run folder: {session.folder if session is not None else None}",
-        f"position: step {progress.steps}, {progress.samples:,} samples, {progress.tokens:,} tokens"
-        + (f"; dropped sample ranges {progress.dropped}" if progress.dropped else ""),
-    ]
-
-
-def dtypes(trainer: Trainer, module: GPTModule) -> str:
-    """Dtypes of parameters, optimizer moments and buffers, with how many tensors have each."""
-    moments = [
-        value
-        for state in trainer.optimizers[0].state.values()
-        for name, value in state.items()
-        if name != "step" and torch.is_tensor(value)
-    ]
-    kinds = {"parameters": module.parameters(), "moments": moments, "buffers": module.buffers()}
-    counted = {kind: Counter(str(t.dtype).removeprefix("torch.") for t in tensors) for kind, tensors in kinds.items()}
-    return ", ".join(f"{kind} {dict(counts) or 'none'}" for kind, counts in counted.items())
-
-
-def describe(callback: Any) -> str:
-    """A callback as its class and the settings of its constructor."""
-    settings = [
-        f"{name}={getattr(callback, name)!r}"
-        for name in inspect.signature(type(callback).__init__).parameters
-        if name != "self" and hasattr(callback, name)
-    ]
-    return f"{type(callback).__name__}({', '.join(settings)})"
-
-
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

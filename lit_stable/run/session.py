@@ -52,7 +52,7 @@ class Session(Callback):
         self.resumed = resumed  # the folder to go on in, if any
         self.folder: Path | None = None
         self._own_loggers = own_loggers
-        self._session = 1  # how often this folder was trained in, this time included
+        self.number = 1  # how often this folder was trained in, this time included
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -71,9 +71,9 @@ class Session(Callback):
             if isinstance(callback, Checkpoints):
                 callback.folder = self.folder
         if trainer.is_global_zero:
-            self._session = 1 + len(list(self.folder.glob("recipe-*.yaml")))
-            (self.folder / f"recipe-{self._session:02d}.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
-        self._session = trainer.strategy.broadcast(self._session)
+            self.number = 1 + len(list(self.folder.glob("recipe-*.yaml")))
+            (self.folder / f"recipe-{self.number:02d}.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
+        self.number = trainer.strategy.broadcast(self.number)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder is not None
@@ -85,7 +85,7 @@ class Session(Callback):
         purge_step = steps + 1 if steps else None
         return [
             TensorBoardLogger(save_dir=folder, name="", version="tensorboard", purge_step=purge_step),
-            CSVLogger(save_dir=folder, name="", version=f"csv-{self._session:02d}"),
+            CSVLogger(save_dir=folder, name="", version=f"csv-{self.number:02d}"),
         ]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -18,6 +18,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lit_stable.callbacks.base import MisconfigurationException
+
 
 class FSDP2Precision(Precision):
     """bf16 as a policy of the sharded parameters instead of autocast: all-gathers move bf16, half the bytes.
@@ -44,9 +46,9 @@ class FSDP2Strategy(ModelParallelStrategy):
         timeout_minutes: How long a collective may wait for the slowest rank.
 
     Raises:
-        RuntimeError: when torch is older than 2.7, whose ``fully_shard`` cannot leave parameters whole; on CPUs, when
-            its ``fully_shard`` sums gradients there instead of averaging them (seen with 2.7.1).
-        ValueError: for a precision other than 32-true and bf16-mixed.
+        MisconfigurationException: when torch is older than 2.7, whose ``fully_shard`` cannot leave parameters whole;
+            on CPUs, when its ``fully_shard`` sums gradients there instead of averaging them (seen with 2.7.1); for a
+            precision other than 32-true and bf16-mixed.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class FSDP2Strategy(ModelParallelStrategy):
         timeout_minutes: float = 30.0,
     ) -> None:
         if "ignored_params" not in inspect.signature(fully_shard).parameters:
-            raise RuntimeError(f"torch {torch.__version__}: strategy fsdp2 needs torch 2.7 or newer; or use ddp.")
+            raise MisconfigurationException(
+                f"torch {torch.__version__}: strategy fsdp2 needs torch 2.7 or newer; or use ddp."
+            )
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
@@ -68,7 +72,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         self._tensor_parallel_size = 1
         super().setup_environment()
         if self.root_device.type == "cpu" and not averages_gradients(self.device_mesh["data_parallel"]):
-            raise RuntimeError(
+            raise MisconfigurationException(
                 f"torch {torch.__version__}: on CPUs its fully_shard sums gradients over the ranks instead of averaging"
                 " them; use strategy ddp there, or a newer torch (2.13 averages)."
             )
@@ -82,7 +86,9 @@ class FSDP2Strategy(ModelParallelStrategy):
         if isinstance(plugin, MixedPrecision) and plugin.precision == "bf16-mixed":
             plugin = FSDP2Precision()
         elif plugin is not None and plugin.precision not in ("32-true", "bf16-mixed"):
-            raise ValueError(f"precision={plugin.precision}: strategy fsdp2 takes 32-true or bf16-mixed.")
+            raise MisconfigurationException(
+                f"precision={plugin.precision}: strategy fsdp2 takes 32-true or bf16-mixed."
+            )
         self._precision_plugin = plugin
 
     def optimizer_step(

@@ -70,7 +70,7 @@ def test_the_schedule_is_shown_at_its_milestones(page):
 
 
 def test_active_features_are_shown_with_their_settings(page):
-    assert page.rstrip().endswith("features: GradClip(max_norm=1.0)")
+    assert "features: GradClip(max_norm=1.0" in page
 
 
 def test_problems_between_the_parts_come_together(recipe, tmp_path):

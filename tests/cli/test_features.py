@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -54,6 +56,6 @@ def test_different_classes_are_no_twins():
 
 
 def test_every_feature_is_named_after_its_class():
-    assert {name: "".join(part.capitalize() for part in name.split("_")) for name in FEATURES} == {
-        name: feature.__name__ for name, feature in FEATURES.items()
-    }
+    for name, feature in FEATURES.items():
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", feature.__name__)
+        assert name == words.lower()

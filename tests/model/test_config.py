@@ -30,25 +30,25 @@ def test_every_problem_is_reported_at_once():
     with pytest.raises(ValueError, match="must be") as error:
         GPTConfig(vocab_size=0, n_head=12, d_model=770, norm="batchnorm", dropout=1.0, norm_eps=math.nan, init_std=-1.0)
     assert str(error.value).splitlines() == [
-        "model.norm='batchnorm': must be one of layernorm, rmsnorm.",
-        "model.vocab_size=0: must be at least 1.",
-        "model.d_model=770: must be a multiple of n_head=12; nearest legal: 768 and 780.",
-        "model.norm_eps=nan: must be a finite number above 0.",
-        "model.init_std=-1.0: must be a finite number above 0 or small_init.",
-        "model.dropout=1.0: must be at least 0 and below 1.",
+        "model.gpt.norm='batchnorm': must be one of layernorm, rmsnorm.",
+        "model.gpt.vocab_size=0: must be at least 1.",
+        "model.gpt.d_model=770: must be a multiple of n_head=12; nearest legal: 768 and 780.",
+        "model.gpt.norm_eps=nan: must be a finite number above 0.",
+        "model.gpt.init_std=-1.0: must be a finite number above 0 or small_init.",
+        "model.gpt.dropout=1.0: must be at least 0 and below 1.",
     ]
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"n_head": 0}, "model.n_head=0: must be at least 1."),
-        ({"d_ff": 0}, "model.d_ff=0: must be at least 1."),
+        ({"n_head": 0}, "model.gpt.n_head=0: must be at least 1."),
+        ({"d_ff": 0}, "model.gpt.d_ff=0: must be at least 1."),
         ({"d_model": 4, "n_head": 8}, r"multiple of n_head=8; nearest legal: 8\."),
-        ({"d_model": 12, "n_head": 4, "position": "rope"}, r"model.n_head=4: heads of d_model=12 have odd size 3"),
-        ({"rope_theta": math.inf}, "model.rope_theta=inf: must be a finite number above 0."),
-        ({"init_std": "xavier"}, "model.init_std='xavier': must be a finite number above 0 or small_init."),
-        ({"qk_norm": "l2"}, "model.qk_norm='l2': must be one of none, layernorm, rmsnorm."),
+        ({"d_model": 12, "n_head": 4, "position": "rope"}, r"model.gpt.n_head=4: heads of d_model=12 have odd size 3"),
+        ({"rope_theta": math.inf}, "model.gpt.rope_theta=inf: must be a finite number above 0."),
+        ({"init_std": "xavier"}, "model.gpt.init_std='xavier': must be a finite number above 0 or small_init."),
+        ({"qk_norm": "l2"}, "model.gpt.qk_norm='l2': must be one of none, layernorm, rmsnorm."),
     ],
 )
 def test_refusal_names_value_and_rule(fields, message):

@@ -94,7 +94,7 @@ def test_order_of_tokens_matters_only_through_positions():
 
 
 def test_longer_sequence_than_max_length_is_refused():
-    with pytest.raises(ValueError, match=r"13 tokens: model\.max_length=12 is the longest"):
+    with pytest.raises(ValueError, match=r"13 tokens: model\.gpt\.max_length=12 is the longest"):
         build()(ids(1, 13))
 
 

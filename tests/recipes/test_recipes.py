@@ -21,7 +21,7 @@ def pages() -> dict[str, str]:
     for name in RECIPES:
         # Those in folders are fragments of a recipe: they are laid over a whole one.
         under = ["--config", "quickstart"] if "/" in name else []
-        done = command("check", *under, "--config", name, "--devices", "1" if name == "quickstart" else "8")
+        done = command("check", *under, "--config", name, "--devices", "1" if under or name == "quickstart" else "8")
         pages[name] = done.out if done.code == 0 else done.err
     return pages
 
@@ -65,7 +65,7 @@ def test_the_quickstart_is_what_the_readme_says(pages):
         ["165", "0.00165"],
         ["300", "0.0003"],
     ]
-    assert page.rstrip().endswith("features: GradClip(max_norm=1.0)")
+    assert "features: GradClip(max_norm=1.0" in page
 
 
 def test_the_named_sizes_have_their_parameters(pages):

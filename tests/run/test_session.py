@@ -85,7 +85,11 @@ def test_ones_own_logger_replaces_ours(tmp_path):
 def test_without_a_logger_nothing_is_logged(tmp_path):
     done = command("fit", "--config", write_recipe(tmp_path), "--trainer.max_steps", "1", "--trainer.logger", "false")
     assert done.code == 0, done.err
-    assert {path.name for path in (tmp_path / "runs" / "tiny" / "0001").iterdir()} == {"recipe-01.yaml", "checkpoints"}
+    assert {path.name for path in (tmp_path / "runs" / "tiny" / "0001").iterdir()} == {
+        "recipe-01.yaml",
+        "start-01.txt",
+        "checkpoints",
+    }
 
 
 def test_changes_are_the_leaves_that_differ_in_the_order_of_the_new_recipe():

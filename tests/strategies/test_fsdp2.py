@@ -12,6 +12,7 @@ from tiny_gpt_run import equal_bits, fit
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.strategies import fsdp2
 from lit_stable.strategies.fsdp2 import FSDP2Precision, FSDP2Strategy
 
@@ -46,13 +47,15 @@ def test_bf16_becomes_a_policy_of_the_shards_and_fp32_stays_plain():
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
 def test_other_precisions_are_refused(precision):
-    with pytest.raises(ValueError, match=rf"precision={precision}: strategy fsdp2 takes 32-true or bf16-mixed\."):
+    with pytest.raises(
+        MisconfigurationException, match=rf"precision={precision}: strategy fsdp2 takes 32-true or bf16-mixed\."
+    ):
         trainer("fsdp2", precision)
 
 
 def test_fp16_with_a_scaler_is_refused():
     plugin = MixedPrecision("16-mixed", "cpu", scaler=object())
-    with pytest.raises(ValueError, match="precision=16-mixed: strategy fsdp2 takes"):
+    with pytest.raises(MisconfigurationException, match="precision=16-mixed: strategy fsdp2 takes"):
         FSDP2Strategy().precision_plugin = plugin
 
 
@@ -61,7 +64,7 @@ def test_an_older_torch_is_refused(monkeypatch):
         """As in torch 2.6."""
 
     monkeypatch.setattr(fsdp2, "fully_shard", fully_shard)
-    with pytest.raises(RuntimeError, match=r"strategy fsdp2 needs torch 2\.7 or newer; or use ddp"):
+    with pytest.raises(MisconfigurationException, match=r"strategy fsdp2 needs torch 2\.7 or newer; or use ddp"):
         FSDP2Strategy()
 
 
@@ -71,7 +74,9 @@ def test_a_torch_that_sums_gradients_on_cpus_is_refused_there(monkeypatch):
         fully_shard(layer, mesh=mesh).set_gradient_divide_factor(0.5)
 
     monkeypatch.setattr(fsdp2, "fully_shard", summing)
-    with pytest.raises(RuntimeError, match=r"on CPUs its fully_shard sums gradients over the ranks .* strategy ddp"):
+    with pytest.raises(
+        MisconfigurationException, match=r"on CPUs its fully_shard sums gradients over the ranks .* strategy ddp"
+    ):
         fit("fsdp2", steps=1)
 
 

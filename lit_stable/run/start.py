@@ -1,0 +1,96 @@
+"""The first lines of a run: what one asks first when a run behaves oddly."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from lit_stable import __version__
+from lit_stable.callbacks import Progress
+from lit_stable.model.formulas import parameter_count
+from lit_stable.model.init import audit_init, format_audit
+from lit_stable.module import GPTModule
+from lit_stable.optim.groups import audit
+from lit_stable.optim.schedule import format_lr
+from lit_stable.run.session import Session
+from lit_stable.strategies.launcher import describe_launcher
+
+
+def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) -> list[str]:
+    """Hardware, precision, model, groups, schedule and features: what one asks first when a run behaves oddly."""
+    assert module.gpt is not None
+    progress = Progress.of(trainer)
+    device = trainer.strategy.root_device
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
+    schedule = ", ".join(f"{p:,} {format_lr(lr)} ({label})" for p, lr, label in module.schedule.milestones())
+    session = session_of(trainer)
+    return [
+        f"lit-stable {__version__}, torch {torch.__version__}",
+        f"hardware: {trainer.world_size} x {hardware}; started by {describe_launcher()};"
+        f" strategy {type(trainer.strategy).__name__}; precision {trainer.precision}",
+        f"model: {parameter_count(module.config):,} parameters; {module.config}",
+        f"dtypes: {dtypes(trainer, module)}",
+        f"learning rate by {module.schedule.unit}: {schedule}",
+        audit(trainer.optimizers[0].param_groups, module),
+        "callbacks: " + "; ".join(map(describe, callbacks)),
+        f"run folder: {session.folder if session is not None else None}",
+        f"position: step {progress.steps}, {progress.samples:,} samples, {progress.tokens:,} tokens"
+        + (f"; dropped sample ranges {progress.dropped}" if progress.dropped else ""),
+    ]
+
+
+def dtypes(trainer: Trainer, module: GPTModule) -> str:
+    """Dtypes of parameters, optimizer moments and buffers, with how many tensors have each."""
+    moments = [
+        value
+        for state in trainer.optimizers[0].state.values()
+        for name, value in state.items()
+        if name != "step" and torch.is_tensor(value)
+    ]
+    kinds = {"parameters": module.parameters(), "moments": moments, "buffers": module.buffers()}
+    counted = {kind: Counter(str(t.dtype).removeprefix("torch.") for t in tensors) for kind, tensors in kinds.items()}
+    return ", ".join(f"{kind} {dict(counts) or 'none'}" for kind, counts in counted.items())
+
+
+def describe(callback: Any) -> str:
+    """A callback as its class and the settings of its constructor."""
+    settings = [
+        f"{name}={getattr(callback, name)!r}"
+        for name in inspect.signature(type(callback).__init__).parameters
+        if name != "self" and hasattr(callback, name)
+    ]
+    return f"{type(callback).__name__}({', '.join(settings)})"
+
+
+def measured_init(module: GPTModule) -> str:
+    """The initial weights measured against what the recipe declares; every tensor that is off, if any is."""
+    assert module.gpt is not None
+    rows = audit_init(((name, _whole(p)) for name, p in module.gpt.named_parameters()), module.config)
+    wrong = sum(not row.ok for row in rows)
+    line = f"initial weights: {len(rows)} tensors measured, {wrong} not as declared"
+    return f"{line}\n{format_audit(rows)}" if wrong else line
+
+
+def whole_parameters(trainer: Trainer) -> AbstractContextManager[None]:
+    """Under FSDP1, whose parameters are nameless pieces, gather them for the time being; all ranks take part."""
+    model = trainer.strategy.model
+    if isinstance(model, FullyShardedDataParallel):
+        gathered: AbstractContextManager[None] = FullyShardedDataParallel.summon_full_params(model, writeback=False)
+        return gathered
+    return nullcontext()
+
+
+def session_of(trainer: Trainer) -> Session | None:
+    """The trainer's session, if the command line made one."""
+    return next((c for c in trainer.callbacks if isinstance(c, Session)), None)  # type: ignore[attr-defined]
+
+
+def _whole(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from .base import MisconfigurationException, StabilityCallback, is_logging_step
 from .private_names import align_logged_step, ready_batches
 from .progress import Progress
@@ -37,7 +39,7 @@ class AccumulationWindows(StabilityCallback):
     The global batch is what one optimizer step averages over: ``global_batch`` samples over all data-parallel ranks.
     The number of micro-batches per window is ``global_batch / (micro_batch * ranks)``, so the same recipe runs on any
     number of ranks. A window that was open when a checkpoint was written is replayed whole; the last window of a
-    finite epoch holds what is left, and its weights sum to one.
+    finite epoch holds what is left, and its weights sum to one, also where the loader has no length.
 
     Logged: ``progress/micro_batches`` (per optimizer step, at logging steps).
 
@@ -100,8 +102,18 @@ class AccumulationWindows(StabilityCallback):
         align_logged_step(trainer)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        held = self._held(trainer)
+        if held < trainer.accumulate_grad_batches:
+            scale_gradients(optimizer, trainer.accumulate_grad_batches / held)
         if is_logging_step(trainer):
-            pl_module.log("progress/micro_batches", float(trainer.accumulate_grad_batches))
+            pl_module.log("progress/micro_batches", float(held))
+
+    @staticmethod
+    def _held(trainer: Trainer) -> int:
+        """Micro-batches that the window has held; fewer than it was opened for when a loader without length ran dry."""
+        window = trainer.accumulate_grad_batches
+        assert isinstance(window, Window)
+        return min(window, ready_batches(trainer) - window.offset)
 
     def _open(self, trainer: Trainer, offset: int) -> None:
         size = self.window_size(trainer)
@@ -114,3 +126,11 @@ class AccumulationWindows(StabilityCallback):
         if isinstance(trainer.accumulate_grad_batches, Window):
             trainer.accumulate_grad_batches = 1
         self._opened_at = -1
+
+
+def scale_gradients(optimizer: Any, factor: float) -> None:
+    """Multiply all gradients of an optimizer in place."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    if local:
+        torch._foreach_mul_(local, factor)

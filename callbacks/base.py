@@ -34,11 +34,16 @@ class StabilityCallback(Callback):
     before the norm is taken, the norm must exist before it is judged, and so on. ``setup`` re-sorts ours within the
     places they hold, so that foreign callbacks stay where the user put them. One callback given twice is refused.
 
-    A subclass that overrides ``setup`` calls ``super().setup(...)`` first.
+    A subclass that overrides ``setup`` calls ``super().setup(...)`` first. ``teardown`` undoes what was touched, after
+    an exception too, and may be called twice.
     """
 
     #: Position among ours: counters < seeds < windows < freezing < norm < skip < clip < monitors < saving.
     order: ClassVar[int] = 50
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # Lightning calls no teardown after an exception; what was touched must not outlive the fit for that.
+        self.teardown(trainer, pl_module, "fit")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         twins = [c for c in trainer.callbacks if type(c) is type(self) and c.state_key == self.state_key]  # type: ignore[attr-defined]

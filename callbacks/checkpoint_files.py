@@ -57,14 +57,12 @@ def sync_to_disk(path: Path) -> None:
 def publish(path: Path) -> None:
     """Rename ``NAME.partial`` to ``NAME``. Killed at any moment, the old or the new checkpoint is whole on disk."""
     partial, replaced = partial_path(path), path.with_name(path.name + REPLACED)
-    for part in shard_files(partial) if partial.is_dir() else [partial]:
+    for part in [*partial.rglob("*"), partial]:  # rglob finds nothing below a file
         sync_to_disk(part)
-    if partial.is_dir():
-        sync_to_disk(partial)
-        if path.exists():  # a folder cannot be replaced by a rename; see `recover`
+    if path.exists():
+        remove(replaced)  # left over from a kill after both renames
+        if partial.is_dir() or path.is_dir():  # a folder cannot be replaced by a rename; see `recover`
             path.rename(replaced)
-    elif path.is_dir():
-        path.rename(replaced)
     partial.replace(path)
     sync_to_disk(path.parent)
     remove(replaced)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .base import rank_zero_warn
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 # A fused torch optimizer reads two attributes at `step()`: `found_inf` (1.0: weights, moments and step count stay
 # untouched, bit for bit, even if gradients are NaN) and `grad_scale` (gradients are divided by it in the kernel).
 FOUND_INF, GRAD_SCALE = "found_inf", "grad_scale"
+# A gradient scaler overwrites `found_inf` just before the step: what we asked for is kept under a name of our own.
+KEPT = "stability_found_inf"
 
 
 def is_fused(optimizer: Any) -> bool:
@@ -38,6 +41,7 @@ def skip_step(trainer: Trainer, optimizer: Any, skip: Tensor) -> None:
         else:
             progress.note_skipped(skip)
         setattr(optimizer, FOUND_INF, flag)
+        setattr(optimizer, KEPT, flag)
     elif bool(skip):
         gradients = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         progress.note_skipped(bool(gradients))
@@ -58,11 +62,36 @@ def divide_gradients(optimizer: Any, divisor: Tensor) -> None:
 
 
 def clear(optimizer: Any) -> None:
-    """Take both attributes away again; a step without our callbacks must find none."""
-    for name in (FOUND_INF, GRAD_SCALE):
+    """Take the attributes away again; a step without our callbacks must find none."""
+    for name in (FOUND_INF, GRAD_SCALE, KEPT):
         optimizer.__dict__.pop(name, None)
 
 
 def clear_after_each_step(optimizer: Any) -> Any:
     """Register :func:`clear` as the optimizer's step post-hook; returns the handle that removes it."""
     return optimizer.register_step_post_hook(lambda opt, args, kwargs: clear(opt))
+
+
+def skip_under_scaler(optimizer: Any) -> Any:
+    """Make :func:`skip_step` hold under a gradient scaler; use instead of :func:`clear_after_each_step`.
+
+    Just before the step the flag is merged with what the scaler found. The scaler decides by its own finding alone
+    whether to lower the loss scale, so a skip of ours does not halve it. It also takes the two attributes away itself.
+    Returns the handle that removes the hook.
+    """
+
+    def merge(opt: Any, args: Any, kwargs: Any) -> None:
+        kept = opt.__dict__.pop(KEPT, None)
+        if kept is not None and hasattr(opt, FOUND_INF):
+            setattr(opt, FOUND_INF, torch.maximum(getattr(opt, FOUND_INF), kept))
+
+    return optimizer.register_step_pre_hook(merge)
+
+
+def tell_of_sync(optimizer: Any, who: str) -> None:
+    """Say in one line that skipping waits for the device where the optimizer is not fused, and how to avoid it."""
+    remedy = "give it fused=True" if "fused" in optimizer.defaults else "take one with a fused kernel, such as AdamW,"
+    rank_zero_warn(
+        f"{who}: {type(optimizer).__name__} is not fused, so every step waits for the device once to learn whether it"
+        f" is skipped; {remedy} to avoid it."
+    )

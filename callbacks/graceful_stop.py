@@ -151,4 +151,6 @@ class GracefulStop(StabilityCallback):
             self._overridden = []
             trainer.should_stop = False  # or Lightning 2.5.0 ends the next fit before its first step
         restore_sigterm_broadcast(trainer)
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
         self._group = None

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from .base import StabilityCallback, install, is_logging_step
-from .private_names import fsdp1_shards
+from .private_names import fsdp1_shards, loss_scale, unscales_in_step
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 
-def global_grad_norm(parameters: Iterable[nn.Parameter], model: nn.Module | None = None) -> Tensor:
-    """L2 norm of all gradients together, accumulated in fp32.
+NormType = Literal["l2", "inf"]
+
+
+def global_grad_norm(
+    parameters: Iterable[nn.Parameter], model: nn.Module | None = None, norm_type: NormType = "l2"
+) -> Tensor:
+    """Norm of all gradients together, accumulated in fp32.
 
     Right for plain tensors (one device, DDP: gradients are already averaged), DTensors (FSDP2, tensor parallel,
     hybrid), FSDP1 shards, and mixes of them. Squares are summed over the ranks that hold different pieces and over no
@@ -28,6 +34,7 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], model: nn.Module | None
     Args:
         parameters: Those whose ``.grad`` counts; a gradient of ``None`` counts as zero.
         model: The model that FSDP1 wraps, if it does: its shards look like plain parameters.
+        norm_type: ``l2``: the root of the sum of squares; ``inf``: the largest absolute value.
 
     Returns:
         A 0-d fp32 tensor on the parameters' device, equal on all ranks. Non-finite if any gradient is.
@@ -38,7 +45,7 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], model: nn.Module | None
     device = parameters[0].device
     shards, shard_group = fsdp1_shards(model) if model is not None else (set[nn.Parameter](), None)
 
-    # Pieces by the process groups over which their squares must be summed; () = complete on this rank.
+    # Pieces by the process groups over which they must be combined; () = complete on this rank.
     pieces: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         # The key is made from the parameter, which every rank has, not from the gradient, which one may lack.
@@ -46,7 +53,10 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], model: nn.Module | None
         local = pieces[key]
         if parameter.grad is not None:
             local.append(_local(parameter.grad))
+    return _largest(pieces, device) if norm_type == "inf" else _root_of_squares(pieces, device)
 
+
+def _root_of_squares(pieces: dict[tuple[Any, ...], list[Tensor]], device: torch.device) -> Tensor:
     total = torch.zeros((), device=device)
     for groups, tensors in pieces.items():
         squares = torch.zeros((), device=device)
@@ -59,24 +69,41 @@ def global_grad_norm(parameters: Iterable[nn.Parameter], model: nn.Module | None
     return total.sqrt()
 
 
+def _largest(pieces: dict[tuple[Any, ...], list[Tensor]], device: torch.device) -> Tensor:
+    total = torch.zeros((), device=device)
+    for groups, tensors in pieces.items():
+        largest = torch.zeros((), device=device)
+        filled = [t for t in tensors if t.numel()]  # a rank may hold an empty shard, which has no largest element
+        if filled:
+            norms = torch._foreach_norm(filled, math.inf, torch.float32)
+            largest = torch.stack([n.to(device) for n in norms]).max()
+        # A maximum over ranks may drop NaN, depending on which rank has it; infinity it keeps.
+        largest = torch.where(largest.isnan(), math.inf, largest)
+        for group in groups:
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        total = torch.maximum(total, largest)
+    return total
+
+
 def _sharded_over(parameter: Tensor) -> tuple[Any, ...]:
     if not isinstance(parameter, DTensor):
         return ()
     mesh = parameter.device_mesh
-    return tuple(mesh.get_group(i) for i, p in enumerate(parameter.placements) if p.is_shard() and mesh.size(i) > 1)
+    # Not `is_shard()`: FSDP2 over tensor parallelism places strided shards, which say they are none.
+    split = [not p.is_replicate() and not p.is_partial() for p in parameter.placements]
+    return tuple(mesh.get_group(i) for i, is_split in enumerate(split) if is_split and mesh.size(i) > 1)
 
 
 def _local(grad: Tensor) -> Tensor:
     if not isinstance(grad, DTensor):
         return grad
     if any(p.is_partial() for p in grad.placements):  # sums still owed between ranks
-        from torch.distributed.tensor import Replicate
-
         grad = grad.redistribute(placements=[Replicate() if p.is_partial() else p for p in grad.placements])
     return grad.to_local()
 
 
-def _has_fsdp1(model: Any) -> bool:
+def has_fsdp1(model: Any) -> bool:
+    """Whether FSDP1 wraps the model or a part of it."""
     return isinstance(model, nn.Module) and any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
 
 
@@ -113,14 +140,21 @@ class GradNorm(StabilityCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = trainer.strategy.model
-        self._fsdp1 = model if _has_fsdp1(model) else None
+        self._fsdp1 = model if has_fsdp1(model) else None
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        with torch.no_grad():
-            self.value = global_grad_norm(parameters, self._fsdp1)
+        self.value = self.measure(optimizer)
+        scale = loss_scale(trainer)
+        if scale is not None and unscales_in_step(optimizer):  # the gradients are still multiplied by it
+            self.value = self.value / scale
         if is_logging_step(trainer):
             pl_module.log("stability/grad_norm", self.value)
+
+    def measure(self, optimizer: Any, norm_type: NormType = "l2") -> Tensor:
+        """The norm of an optimizer's gradients as they are now, under whatever strategy runs."""
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        with torch.no_grad():
+            return global_grad_norm(parameters, self._fsdp1, norm_type)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.value = self._fsdp1 = None

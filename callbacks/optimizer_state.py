@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
+
+from .base import MisconfigurationException
 
 
 def initialise_state(optimizer: Optimizer) -> None:
@@ -28,6 +32,27 @@ def initialise_state(optimizer: Optimizer) -> None:
             names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
             for name in names:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def zero_state(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Zero the moments and step counts of some parameters, in place and on their device.
+
+    Raises:
+        MisconfigurationException: when a state is not of its parameter's shape, or no floating-point number: what its
+            zero looks like is not known here (8-bit codes, factored moments).
+    """
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        for name, value in state.items():
+            if name == "step":
+                state[name] = value.zero_() if isinstance(value, Tensor) else 0
+            elif isinstance(value, Tensor):
+                if value.shape != parameter.shape or not value.is_floating_point():
+                    raise MisconfigurationException(
+                        f"optimizer state {name!r} of {type(optimizer).__name__} ({value.dtype},"
+                        f" {tuple(value.shape)}): cannot be zeroed as moments can; keep the moments."
+                    )
+                value.zero_()
 
 
 def step_count(optimizer: Optimizer) -> int | None:

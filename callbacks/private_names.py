@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -84,3 +85,29 @@ def fsdp1_shards(model: nn.Module) -> tuple[set[nn.Parameter], Any]:
         group = module.process_group
         shards.update((handle.flat_param._params or ()) if handle._use_orig_params else [handle.flat_param])
     return shards, group
+
+
+def loss_scale(trainer: Trainer) -> Tensor | None:
+    """The factor, a 0-d tensor on the device, by which a gradient scaler multiplied the loss; ``None`` without one.
+
+    The public ``get_scale`` waits for the device.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not scaler.is_enabled():
+        return None
+    scale: Tensor | None = scaler._scale
+    return scale
+
+
+def unscales_in_step(optimizer: Any) -> bool:
+    """Whether a gradient scaler leaves the division of gradients to this optimizer's kernel, as with fused ones."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def compiled_graphs() -> int:
+    """Graphs that ``torch.compile`` has built in this process so far; 0 where it was never used.
+
+    Torch tells of a recompilation in a log that is off, and of giving up not at all.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")  # importing it costs a second
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])

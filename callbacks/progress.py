@@ -47,6 +47,8 @@ class Progress(StabilityCallback):
         dropped: Sorted ``[start, stop)`` ranges of the sample stream that are never read.
         requests: Requests to drop that were already turned into ranges; a resume must not turn them twice.
         start: The counters when the open window began: what the learning rate of this step is a function of.
+        held: Of the counters, the windows over which the schedule was held: steps that were skipped, if so chosen.
+        rows_per_sample: Rows of a batch that make up one sample of the stream; above 1 where samples were cut up.
 
     Args:
         samples: Samples consumed by earlier training whose checkpoint has no counters of ours; ``None``: none.
@@ -72,6 +74,9 @@ class Progress(StabilityCallback):
         self.requests: list[str] = []
         self._skipped: int | Tensor = 0
         self.start = Mark(0, 0, 0)
+        self._before_evaluation: dict[str, Any] | None = None
+        self.held = Mark(0, 0, 0)
+        self.rows_per_sample = 1
         self._pending_samples = 0
         self._pending_tokens = 0
         self._has_loss = False  # of the open window: did any micro-batch have one?
@@ -115,11 +120,20 @@ class Progress(StabilityCallback):
         """The committed counters now."""
         return Mark(self.steps, self.samples, self.tokens)
 
+    @property
+    def scheduled(self) -> Mark:
+        """``start`` less ``held``: where a schedule that is a function of progress stands in the open window."""
+        return Mark(*(counted - held for counted, held in zip(self.start, self.held, strict=True)))
+
+    def note_held(self, window: Mark) -> None:
+        """Hold the schedule over a window of so many steps, samples and tokens."""
+        self.held = Mark(*(held + more for held, more in zip(self.held, window, strict=True)))
+
     def note_skipped(self, flag: Tensor | bool) -> None:
         """Add one skipped step if ``flag`` (a 0-d tensor is summed on its device, without a host sync)."""
         if isinstance(flag, Tensor):
-            count = self._skipped if isinstance(self._skipped, Tensor) else torch.tensor(self._skipped)
-            self._skipped = count.to(flag.device, torch.int64) + flag.to(torch.int64)
+            earlier = self._skipped if isinstance(self._skipped, Tensor) else 0 * flag.long() + self._skipped
+            self._skipped = earlier.to(flag.device) + flag.long()
         elif flag:
             self._skipped = self.skipped + 1
 
@@ -129,6 +143,16 @@ class Progress(StabilityCallback):
         self.requests.append(request)
 
     # -- hooks -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":  # an evaluation loads the counters of its checkpoint, which are not those of this trainer
+            self._before_evaluation = self.state_dict()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" and self._before_evaluation is not None:
+            self.load_state_dict(self._before_evaluation)
+        self._before_evaluation = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step and not self.steps:
@@ -151,7 +175,7 @@ class Progress(StabilityCallback):
         count = getattr(pl_module, "count_batch", count_first_tensor)
         samples, tokens = count(batch)
         ranks = data_parallel_size(trainer)
-        self._pending_samples += samples * ranks
+        self._pending_samples += samples // self.rows_per_sample * ranks
         self._pending_tokens += tokens * ranks
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -196,6 +220,7 @@ class Progress(StabilityCallback):
             "tokens": self.tokens,
             "dropped": [list(r) for r in self.dropped],
             "requests": list(self.requests),
+            "held": list(self.held),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -205,6 +230,7 @@ class Progress(StabilityCallback):
         self.tokens = int(state_dict["tokens"])
         self.dropped = merge_ranges(state_dict["dropped"])
         self.requests = [str(r) for r in state_dict["requests"]]
+        self.held = Mark(*(int(n) for n in state_dict.get("held", (0, 0, 0))))
         self._pending_samples = self._pending_tokens = 0
         self.start = self.mark
 

@@ -66,7 +66,10 @@ class SafeCheckpoints(StabilityCallback):
         if self._strategy is not None:
             for name in ("save_checkpoint", "load_checkpoint"):
                 self._strategy.__dict__.pop(name, None)
-        self._strategy = None
+        self._strategy = self._saved_counts = None
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stay in place: who saves on an exception does so after this hook, and must be guarded too."""
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
@@ -120,7 +123,8 @@ class SafeCheckpoints(StabilityCallback):
                     f"{checkpoint_path}: has checkpoint format {found}, and this version reads up to {FORMAT};"
                     " upgrade lit-stable."
                 )
-            self._saved_counts = checkpoint.get(KEY, {}).get("optimizer_steps")
+            if trainer.state.fn == "fit":
+                self._saved_counts = checkpoint.get(KEY, {}).get("optimizer_steps")
             return checkpoint
 
         return load_checkpoint
@@ -143,6 +147,8 @@ class SafeCheckpoints(StabilityCallback):
         raise MisconfigurationException(f"{wrong}; {remedy}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for optimizer in trainer.optimizers:  # an FSDP2 load drops the state of tensors that take no gradient
+            initialise_state(optimizer)
         saved, self._saved_counts = self._saved_counts, None
         if saved is None:
             return

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import AdamW
 
-from lit_stable.callbacks import Progress
+from lit_stable.callbacks import Progress, SequenceLengthWarmup
 from lit_stable.callbacks.base import MisconfigurationException, rank_zero_info
 from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.callbacks.safe_checkpoints import KEY
@@ -102,6 +102,8 @@ class GPTModule(LightningModule):
         device = strategy.root_device
         mesh = self.device_mesh  # set by strategies that have one
         compiled = self.compile_blocks == "on" or (self.compile_blocks == "auto" and device.type == "cuda")
+        # Fixed shapes make faster code, and torch gives up on them, silently, after eight different ones.
+        fixed_shapes = not any(isinstance(c, SequenceLengthWarmup) for c in self.trainer.callbacks)  # type: ignore[attr-defined]
         self.gpt = build_gpt(
             self.config,
             seed=self.seed_init,
@@ -109,11 +111,12 @@ class GPTModule(LightningModule):
             mesh=None if mesh is None else mesh["data_parallel"],
             policy=getattr(strategy.precision_plugin, "policy", None),
             compile_blocks=compiled,
+            fixed_shapes=fixed_shapes,
             recompute=self.recompute,
         )
         if compiled:
             # In a region of its own the fp32 copy of the logits is never written to memory.
-            self._loss_function = torch.compile(next_token_loss, dynamic=False)
+            self._loss_function = torch.compile(next_token_loss, dynamic=False if fixed_shapes else None)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V)."""

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
+from lit_stable.callbacks import BatchSizeWarmup
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.cli.check_batches import batches
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
-from lit_stable.model.formulas import flops_per_token, parameter_breakdown
+from lit_stable.model.formulas import parameter_breakdown
 from lit_stable.model.gpt import GPT
 from lit_stable.model.memory import memory_per_device
 from lit_stable.module import GPTModule
@@ -40,13 +42,13 @@ def check(
     Raises:
         MisconfigurationException: with every problem that only shows when parts meet.
     """
-    problems = meeting_problems(module, data, devices)
+    problems = meeting_problems(module, data, features, devices)
     if problems:
         raise MisconfigurationException("\n".join(problems))
     sections = [
         _model(module),
         _groups(module),
-        _batches(module, data, devices, trainer["max_steps"]),
+        batches(module, data, features, devices, trainer["max_steps"]),
         _memory(module, data, devices, str(trainer["strategy"]), str(trainer["precision"])),
         _schedule(module),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
@@ -54,9 +56,12 @@ def check(
     return "\n\n".join(sections)
 
 
-def meeting_problems(module: GPTModule, data: TokenDataModule, devices: int) -> list[str]:
-    """Problems between model, data on disk and devices; each part alone has checked itself."""
+def meeting_problems(
+    module: GPTModule, data: TokenDataModule, features: Mapping[str, Callback], devices: int
+) -> list[str]:
+    """Problems between model, data on disk, features and devices; each part alone has checked itself."""
     problems = batch_size_problems(data.micro_batch, data.global_batch, devices)
+    problems += [p for f in features.values() if isinstance(f, BatchSizeWarmup) for p in f.stage_problems(devices)]
     if not data.needs_preparation:
         try:
             data.setup("fit")
@@ -77,19 +82,6 @@ def _groups(module: GPTModule) -> str:
         gpt = GPT(module.config)
     options = module.optimizer_options
     return audit(parameter_groups(gpt, options.weight_decay, options.decay_embeddings), gpt)
-
-
-def _batches(module: GPTModule, data: TokenDataModule, devices: int, max_steps: int) -> str:
-    tokens = data.global_batch * data.sequence_length
-    lines = [
-        f"step: {data.global_batch} samples x {data.sequence_length} = {tokens:,} tokens, as"
-        f" {data.accumulation(devices)} micro-batches of {data.micro_batch} on each of {devices} devices",
-    ]
-    if max_steps > 0:
-        total = tokens * max_steps
-        flops = total * flops_per_token(module.config, data.sequence_length)
-        lines.append(f"run: {max_steps:,} steps, {total:,} tokens, {flops:.3g} FLOPs")
-    return "\n".join(lines)
 
 
 def _memory(module: GPTModule, data: TokenDataModule, devices: int, strategy: str, precision: str) -> str:

@@ -8,12 +8,26 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_stable.callbacks import GradClip
+from lit_stable.callbacks import (
+    BatchSizeWarmup,
+    GradClip,
+    GradSpikeSkip,
+    LayerNormFreeze,
+    LROverride,
+    OptimizerReset,
+    SequenceLengthWarmup,
+)
 from lit_stable.callbacks.base import MisconfigurationException
 
 #: Features by their name in a recipe. `name: {option: value}` turns one on, `name: null` off.
 FEATURES: dict[str, type[Callback]] = {
+    "batch_size_warmup": BatchSizeWarmup,
     "grad_clip": GradClip,
+    "grad_spike_skip": GradSpikeSkip,
+    "layer_norm_freeze": LayerNormFreeze,
+    "lr_override": LROverride,
+    "optimizer_reset": OptimizerReset,
+    "sequence_length_warmup": SequenceLengthWarmup,
 }
 
 
@@ -40,3 +54,10 @@ def refuse_twins(callbacks: list[Callback], features: dict[str, Callback]) -> No
                 f"{type(feature).__name__}: stands in trainer.callbacks and as stability.{name}, and would act twice;"
                 " keep one of them."
             )
+
+
+def adopt_data(features: dict[str, Callback], data: Any) -> None:
+    """Hand the data's sizes to the features that take them, by ``adopt``: a recipe states each size once."""
+    for feature in features.values():
+        if hasattr(feature, "adopt"):
+            feature.adopt(data)

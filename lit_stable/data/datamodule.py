@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
@@ -36,7 +37,7 @@ class TokenDataModule(LightningDataModule):
         sources: Training data by name.
         sequence_length: Tokens per sample.
         micro_batch: Samples per rank and forward pass.
-        global_batch: Samples per optimizer step, over all ranks and micro-batches.
+        global_batch: Samples per optimizer step, over all ranks and micro-batches; under a ramp, at its end.
         validation: Paths of the validation sets by name; None: the validation split of each source that has one.
         validation_windows: Samples per validation set, evenly spread; None: all.
         tokenizer: For built-in sources: ``bytes``, ``bpe:SIZE`` or the path of a tokenizer JSON.
@@ -113,8 +114,15 @@ class TokenDataModule(LightningDataModule):
         return self._all_stores()[0].eot_id
 
     def samples_before(self, step: int) -> int:
-        """Samples committed before optimizer step ``step``, counted from 1."""
-        return (step - 1) * self.global_batch
+        """Samples committed before optimizer step ``step``, counted from 1; by the batch-size ramp, if there is one."""
+        ramp = self._ramp
+        return (step - 1) * self.global_batch if ramp is None else int(ramp.samples_before(step))
+
+    @property
+    def _ramp(self) -> Any:
+        """The trainer's callback that changes the global batch, known by what it can do; None: there is none."""
+        callbacks = [] if self.trainer is None else self.trainer.callbacks  # type: ignore[attr-defined]
+        return next((callback for callback in callbacks if hasattr(callback, "samples_before")), None)
 
     def accumulation(self, ranks: int) -> int:
         """Micro-batches per optimizer step on each of ``ranks`` data-parallel ranks.
@@ -196,6 +204,7 @@ class TokenDataModule(LightningDataModule):
             start=progress.samples,
             dropped=progress.dropped,
             micro_batch=self.micro_batch,
+            window_at=None if self._ramp is None else self._ramp.window_at,
             rank=data_parallel_rank(trainer),
             size=ranks,
         )

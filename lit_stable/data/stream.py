@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -29,8 +29,8 @@ def stream_positions(consumed: Indices, dropped: Sequence[Range]) -> Indices:
 class TokenStream(IterableDataset[Batch]):
     """Collated micro-batches of one data-parallel rank, for ``DataLoader(batch_size=None)``.
 
-    Counting over all ranks, micro-batch ``m`` takes consumed samples ``start + m * micro_batch * size`` on, rank after
-    rank. So one optimizer step reads the same samples whatever the micro-batch, the ranks and the workers are.
+    Counting over all ranks, micro-batches take ``micro_batch * size`` consumed samples each from ``start`` on, rank
+    after rank. So one optimizer step reads the same samples whatever the micro-batch, the ranks and the workers are.
     Nothing is counted here and there is no state: what workers fetched ahead cannot falsify the position, which
     belongs to whoever commits optimizer steps. There is no length either, since one would end the epoch early.
 
@@ -43,6 +43,8 @@ class TokenStream(IterableDataset[Batch]):
         start: Samples consumed by all ranks before the first micro-batch.
         dropped: Ranges of stream positions to leave out, sorted and merged.
         micro_batch: B, samples per rank.
+        window_at: Under a batch-size ramp: (consumed samples, ranks) at the opening of an optimizer step -> its global
+            batch and its micro-batch, in place of ``micro_batch``.
         rank: Index among the data-parallel ranks.
         size: Number of data-parallel ranks.
     """
@@ -56,6 +58,7 @@ class TokenStream(IterableDataset[Batch]):
         start: int = 0,
         dropped: Sequence[Range] = (),
         micro_batch: int,
+        window_at: Callable[[int, int], tuple[int, int]] | None = None,
         rank: int = 0,
         size: int = 1,
     ) -> None:
@@ -66,6 +69,7 @@ class TokenStream(IterableDataset[Batch]):
         self.start = start
         self.dropped = list(dropped)
         self.micro_batch = micro_batch
+        self.window_at = window_at
         self.rank = rank
         self.size = size
 
@@ -73,13 +77,23 @@ class TokenStream(IterableDataset[Batch]):
         worker = get_worker_info()
         # The loader asks its workers in turn, so taking every n-th micro-batch keeps their order.
         first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        for number in itertools.count(first, step):
-            yield self.read(self.positions(number))
+        for positions in itertools.islice(self.positions(), first, None, step):
+            yield self.read(positions)
 
-    def positions(self, number: int) -> Indices:
-        """Stream positions (B,) of this rank's micro-batch ``number``, counted from ``start``."""
-        consumed = self.start + (number * self.size + self.rank) * self.micro_batch
-        return stream_positions(np.arange(consumed, consumed + self.micro_batch), self.dropped)
+    def positions(self) -> Iterator[Indices]:
+        """Stream positions (B,) of this rank's micro-batches, endlessly."""
+        opened = self.start
+        while True:
+            batch, micro_batch = self._window(opened)
+            for consumed in range(opened + self.rank * micro_batch, opened + batch, micro_batch * self.size):
+                yield stream_positions(np.arange(consumed, consumed + micro_batch), self.dropped)
+            opened += batch
+
+    def _window(self, consumed: int) -> tuple[int, int]:
+        """Samples over all ranks until the micro-batch may change, and the micro-batch."""
+        if self.window_at is None:
+            return self.micro_batch * self.size, self.micro_batch
+        return self.window_at(consumed, self.size)
 
     def read(self, positions: Indices) -> Batch:
         """The batch of the samples at stream ``positions`` (B,)."""

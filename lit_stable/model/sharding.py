@@ -31,6 +31,7 @@ def build_gpt(
     mesh: DeviceMesh | None = None,
     policy: MixedPrecisionPolicy | None = None,
     compile_blocks: bool = False,
+    fixed_shapes: bool = True,
     recompute: bool = False,
 ) -> GPT:
     """Build a GPT on ``device``, initialised from ``seed``, and shard it over ``mesh`` if there is one.
@@ -43,13 +44,14 @@ def build_gpt(
         policy: Mixed precision of the sharded parameters; norms and an fp32 head are exempt from it.
         compile_blocks: Compile each block's forward on its own: compile time does not grow with depth, and FSDP2's
             hooks stay outside of the compiled code.
+        fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: Keep only each block's input for the backward pass and run the block again there.
     """
     with torch.device("meta"):
         gpt = GPT(config)
     for index, block in enumerate(gpt.blocks):
         _materialise(block, f"blocks.{index}.", config, device, seed)
-        _wrap_forward(block, compile_blocks, recompute)
+        _wrap_forward(block, compile_blocks, fixed_shapes, recompute)
         if mesh is not None:
             _shard(block, mesh, policy)
     for name, child in gpt.named_children():
@@ -79,13 +81,13 @@ def _materialise(module: nn.Module, prefix: str, config: GPTConfig, device: torc
     init_module(module, prefix, config, seed)
 
 
-def _wrap_forward(block: nn.Module, compile_block: bool, recompute: bool) -> None:
+def _wrap_forward(block: nn.Module, compile_block: bool, fixed_shapes: bool, recompute: bool) -> None:
     # The method, not the module: names in checkpoints stay the same, and the hooks of a sharded block run outside.
     forward: Any = block.forward
     if recompute:
         forward = partial(checkpoint, forward, use_reentrant=False)
     if compile_block:
-        forward = torch.compile(forward, dynamic=False)
+        forward = torch.compile(forward, dynamic=False if fixed_shapes else None)
     block.forward = forward
 
 

@@ -19,7 +19,7 @@ from tiny_fit import (
     snapshot,
     train_more,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lit_stable.callbacks import AccumulationWindows, Progress
 from lit_stable.callbacks.accumulation import Window
@@ -69,6 +69,24 @@ def test_a_finite_epoch_ends_with_a_short_window_whose_weights_sum_to_one() -> N
     trainer.fit(TinyModule(), train_dataloaders=batches)
     assert windows.windows == [(3, pytest.approx(1)), (3, pytest.approx(1)), (1, 1.0)] * 2
     assert Progress.of(trainer).samples == 14
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_loader_without_length_that_runs_dry_ends_with_the_mean_over_what_it_held(fused: bool) -> None:
+    class Dry(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Any:
+            return iter([torch.stack([sample(i)]) for i in range(5)])
+
+    gradients: list[torch.Tensor] = []
+    watch = Watch(
+        "on_before_optimizer_step", lambda t, o: gradients.append(t.lightning_module.net[0].weight.grad.clone())
+    )
+    trainer = quiet_trainer(AccumulationWindows(3, 1), watch, max_steps=-1, max_epochs=1)
+    trainer.fit(TinyModule(adamw(lr=0.0, fused=fused)), train_dataloaders=DataLoader(Dry(), batch_size=None))
+    module = TinyModule()
+    batch = torch.stack([sample(3), sample(4)])
+    (module.net(batch) - batch.roll(1, dims=1)).square().mean().backward()
+    torch.testing.assert_close(gradients[1], module.net[0].weight.grad, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("saved_at", [1, 2, 3, 4, 5])

@@ -206,3 +206,19 @@ def test_the_newest_usable_is_whole_and_another(tmp_path: Path) -> None:
     assert files.newest_usable(tmp_path, but=tmp_path / "newest.ckpt") == tmp_path / "usable.ckpt"
     assert files.newest_usable(tmp_path) == tmp_path / "newest.ckpt"
     assert files.newest_usable(tmp_path / "absent") is None
+
+
+def test_a_save_after_a_kill_behind_both_renames_succeeds(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    for content in ("old", "new", "newer"):
+        partial = files.partial_path(path)
+        partial.mkdir()
+        (partial / "part").write_text(content)
+        replaced = path.with_name(path.name + files.REPLACED)
+        if content == "newer":  # the kill: the replaced folder was not removed yet
+            replaced.mkdir()
+            (replaced / "part").write_text("old")
+        files.recover(path)
+        files.publish(path)
+        assert (path / "part").read_text() == content
+        assert not replaced.exists()

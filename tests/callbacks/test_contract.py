@@ -22,12 +22,31 @@ CLASSES = [getattr(package, name) for name in package.__all__ if inspect.isclass
 # Arguments for the classes that have none by default, and for those whose default would not act in a tiny run.
 ARGUMENTS: dict[type, dict[str, Any]] = {
     AccumulationWindows: {"global_batch": 4, "micro_batch": 2},
+    package.BatchSizeWarmup: {"ramp": "4 for 1 steps then 8", "global_batch": 8, "micro_batch": 2},
+    package.SequenceLengthWarmup: {"shape": "4 for 1 steps", "max_length": 4},  # the module takes no other width
     GradClip: {"max_norm": 0.05},
+    package.LayerNormFreeze: {"rules": [{"modules": ["net.0"], "norms": "with", "start": 1, "stop": 3}]},
+    package.LROverride: {"start": 2, "factor": 0.5, "betas": (0.5, 0.9)},
+    package.OptimizerReset: {"start": 2, "hold_steps": 1},
     ValidateEverySteps: {"every": 2},
 }
 TRAINER: dict[type, dict[str, Any]] = {ValidateEverySteps: {"check_val_every_n_epoch": None}}
 # Those whose presence moves no weight. (GradClip above its threshold is tested with GradClip.)
-OBSERVERS = [c for c in CLASSES if c not in (AccumulationWindows, GradClip, StepSeed)]
+OBSERVERS = [
+    c
+    for c in CLASSES
+    if c
+    not in (
+        package.LROverride,
+        package.LayerNormFreeze,
+        package.OptimizerReset,
+        package.BatchSizeWarmup,
+        package.SequenceLengthWarmup,
+        AccumulationWindows,
+        GradClip,
+        StepSeed,
+    )
+]
 
 every_class = pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 
@@ -43,11 +62,18 @@ def trainer_with(cls: type[StabilityCallback], *others: Any, **options: Any) -> 
 def test_the_public_names_are_these() -> None:
     assert package.__all__ == [
         "AccumulationWindows",
+        "BatchSizeWarmup",
+        "EffectiveLR",
         "GracefulStop",
         "GradClip",
         "GradNorm",
+        "GradSpikeSkip",
+        "LROverride",
+        "LayerNormFreeze",
+        "OptimizerReset",
         "Progress",
         "SafeCheckpoints",
+        "SequenceLengthWarmup",
         "StepSeed",
         "ValidateEverySteps",
         "global_grad_norm",
@@ -182,7 +208,7 @@ def fit_windows(cls: type[StabilityCallback], *others: Any, resume: Path | None 
         lambda: AccumulationWindows(global_batch=2 * WINDOW, micro_batch=2),
         lambda: StepSeed(seed=1),
     ]
-    callbacks = [c for c in (make_one() for make_one in company) if type(c) is not cls]
+    callbacks = [c for c in (make_one() for make_one in company) if not issubclass(cls, type(c))]
     own = AccumulationWindows(2 * WINDOW, 2) if cls is AccumulationWindows else make(cls)
     trainer = quiet_trainer(own, *callbacks, *others, **TRAINER.get(cls, {}), max_steps=STEPS, log_every_n_steps=3)
     trainer.fit(TinyModule(dropout=0.3, **module), TinyData(validation_batches=1), ckpt_path=resume)

@@ -9,7 +9,14 @@ from tiny_fit import TinyModule, adamw, assert_same_bits, quiet_trainer
 from torch import nn
 
 from lit_stable.callbacks import Progress
-from lit_stable.callbacks.device_step import clear, clear_after_each_step, divide_gradients, is_fused, skip_step
+from lit_stable.callbacks.device_step import (
+    clear,
+    clear_after_each_step,
+    divide_gradients,
+    is_fused,
+    skip_step,
+    skip_under_scaler,
+)
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
 
@@ -98,3 +105,30 @@ def test_the_attributes_live_for_one_step() -> None:
     clear(optimizer)
     clear(optimizer)  # nothing is there: nothing happens
     assert not hasattr(optimizer, "grad_scale")
+
+
+@pytest.mark.parametrize(("skip", "overflow"), [(True, False), (False, True), (True, True), (False, False)])
+def test_a_skip_holds_under_a_gradient_scaler_and_the_scale_follows_overflows_alone(skip: bool, overflow: bool) -> None:
+    trainer, weight = quiet_trainer(Progress()), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    handle = skip_under_scaler(optimizer)
+    scaler.scale((weight * (float("inf") if overflow else 3.0)).sum()).backward()
+    skip_step(trainer, optimizer, torch.tensor(skip))
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(weight, torch.ones(3)) == (skip or overflow)
+    assert scaler.get_scale() == (4.0 if overflow else 8.0)
+    assert not {"found_inf", "grad_scale", "stability_found_inf"} & vars(optimizer).keys()
+    handle.remove()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_counting_skips_on_a_device_goes_on_from_the_count_on_the_host() -> None:
+    progress = Progress()
+    progress.note_skipped(True)
+    for flag in (True, False, True):
+        progress.note_skipped(torch.tensor(flag))
+    assert progress.skipped == 3
+    progress.note_skipped(torch.tensor(True))
+    assert progress.skipped == 4

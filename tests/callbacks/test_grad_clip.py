@@ -9,9 +9,10 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import CSVLogger
-from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 
 from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, Progress, global_grad_norm
+from lit_stable.callbacks.z_clip import ZClip
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
 bad_numbers = pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
@@ -215,3 +216,134 @@ def test_a_gradient_scaler_is_refused() -> None:
     plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(MisconfigurationException, match=r"`Trainer\(precision='16-mixed'\)`: .* use bf16-mixed"):
         quiet_trainer(GradClip(), plugins=[plugin]).fit(TinyModule(), TinyData())
+
+
+def norms_after(callback: GradClip, steps: int, *others: Any, norm_type: Any = "l2", **module: Any) -> list[float]:
+    """Norm of the looped gradients after clipping, by step."""
+    norms: list[float] = []
+
+    def note(trainer: Any, optimizer: Any) -> None:
+        norms.append(float(global_grad_norm(trainer.lightning_module.parameters(), norm_type=norm_type)))
+
+    watch = Watch("on_before_optimizer_step", note)
+    trainer = quiet_trainer(callback, *others, watch, max_steps=steps, log_every_n_steps=0)
+    trainer.fit(TinyModule(adamw(fused=False, lr=1e-3), **module), TinyData())
+    return norms
+
+
+def test_the_largest_element_can_be_what_is_clipped() -> None:
+    assert norms_after(GradClip(0.01, norm_type="inf"), 2, norm_type="inf") == pytest.approx([0.01] * 2, rel=1e-6)
+    assert norms_after(GradClip(0.01, norm_type="inf"), 1)[0] > 0.011  # their l2 norm is larger
+
+
+@bad_numbers
+def test_a_non_finite_gradient_is_seen_under_the_inf_norm_too(bad: float) -> None:
+    trainer = quiet_trainer(GradClip(1.0, norm_type="inf"), max_steps=3)
+    trainer.fit(TinyModule(poison={1: bad}), TinyData())
+    assert Progress.of(trainer).skipped == 1
+
+
+@pytest.mark.parametrize(("unit", "mark"), [("steps", 2), ("samples", 12), ("samples", 7), ("tokens", 48)])
+def test_the_schedule_is_a_function_of_what_was_committed_before_the_step(unit: Any, mark: int) -> None:
+    callback = GradClip(0.25, schedule=[{"from": mark, "max_norm": 0.125}], unit=unit)
+    # 6 samples of 4 tokens a step
+    assert norms_after(callback, 4, AccumulationWindows(6, 2)) == pytest.approx([0.25, 0.25, 0.125, 0.125], rel=1e-6)
+
+
+def test_adaptive_clips_a_spike_to_about_the_usual_norm_and_nothing_else() -> None:
+    usual = norms_after(GradClip(1e9), 45)
+    spiked = norms_after(GradClip(adaptive=ZClip(z_threshold=6.0)), 45, poison={30: 1000.0, 33: math.nan, 36: 500.0})
+    for step in (30, 36):
+        assert 0.2 * max(usual) < spiked[step] < max(usual)
+    assert spiked[:30] == usual[:30]
+    assert spiked[33] == 0.0  # dropped, and it blinds nothing
+
+
+def test_a_low_cap_neither_hides_nor_shapes_the_statistics_of_the_adaptive_mode() -> None:
+    free, capped = GradClip(adaptive=ZClip()), GradClip(1e-3, adaptive=ZClip())
+    for callback in (free, capped):
+        trainer = quiet_trainer(callback, max_steps=30, log_every_n_steps=0)
+        trainer.fit(TinyModule(lambda ps: torch.optim.SGD(ps, lr=0.0, fused=True)), TinyData())
+    assert capped.state_dict()["statistics"] == free.state_dict()["statistics"]
+    assert capped.state_dict()["clipped"] == 30.0
+    assert free.state_dict()["clipped"] < 5
+
+
+def adaptive() -> GradClip:
+    return GradClip(
+        adaptive=ZClip(warmup_steps=3, z_threshold=1.0), schedule=[{"from": 4, "max_norm": 0.5}], max_norm=1.5
+    )
+
+
+def test_adaptive_and_scheduled_clipping_resume_bit_for_bit(tmp_path: Path) -> None:
+    def fit(*others: Any, resume: Path | None = None) -> Any:
+        trainer = quiet_trainer(callback := adaptive(), *others, max_steps=8)
+        trainer.fit(TinyModule(poison={2: math.nan, 6: 100.0}), TinyData(), ckpt_path=resume)
+        return snapshot(trainer), callback.state_dict()
+
+    straight = fit(SaveAtSteps(tmp_path))
+    for name in ("start", "micro-2", "micro-3", "micro-6"):
+        resumed = fit(resume=tmp_path / f"{name}.ckpt")
+        assert_same_bits(resumed[0], straight[0], name)
+        assert resumed[1] == straight[1], name
+
+
+def test_adaptive_clipping_starts_from_a_checkpoint_of_a_fixed_one() -> None:
+    callback = adaptive()
+    callback.load_state_dict({"clipped": 2.0, "seen": 3})
+    assert callback.state_dict() == {"clipped": 2.0, "seen": 3, "statistics": [0.0, 0.0, 0.0]}
+    fixed = GradClip(1.0)
+    fixed.load_state_dict(callback.state_dict())
+    assert fixed.state_dict() == {"clipped": 2.0, "seen": 3}
+
+
+@both_kernels
+def test_log_counts_the_same_and_touches_nothing(fused: bool) -> None:
+    poison = {2: math.nan, 4: 50.0}
+    runs = []
+    callbacks = [None, GradClip(0.05, action="log"), GradClip(0.05)]
+    for callback in callbacks:
+        trainer = quiet_trainer(*([callback] if callback else []), max_steps=2, log_every_n_steps=0)
+        trainer.fit(TinyModule(adamw(fused=fused)), TinyData(resumes=False))
+        runs.append(snapshot(trainer))
+    assert_same_bits(runs[1], runs[0])
+    assert callbacks[1].state_dict() == callbacks[2].state_dict() == {"clipped": 2.0, "seen": 2}  # type: ignore[union-attr]
+    log = GradClip(0.05, action="log")
+    trainer = quiet_trainer(log, max_steps=6, log_every_n_steps=0)
+    trainer.fit(module := TinyModule(adamw(fused=fused), poison=poison), TinyData())
+    assert Progress.of(trainer).skipped == 0
+    assert module.net[0].weight.isnan().all()
+
+
+def test_the_level_in_force_is_logged(tmp_path: Path) -> None:
+    def levels(callback: GradClip) -> list[float]:
+        trainer = quiet_trainer(callback, logger=CSVLogger(tmp_path), log_every_n_steps=1, max_steps=4)
+        trainer.fit(TinyModule(), TinyData())
+        header, *rows = (Path(trainer.logger.log_dir) / "metrics.csv").read_text().split()
+        return [float(row.split(",")[header.split(",").index("stability/clip_level")]) for row in rows]
+
+    assert levels(GradClip(2.5, schedule=[{"from": 2, "max_norm": 1.5}])) == [2.5, 2.5, 1.5, 1.5]
+    first, second, third, fourth = levels(GradClip(adaptive=ZClip(warmup_steps=2)))
+    assert first == second == math.inf
+    assert 0 < third < math.inf
+    assert 0 < fourth < math.inf
+    assert levels(GradClip(2.5, adaptive=ZClip(warmup_steps=9))) == [2.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"norm_type": "l1"}, r"`GradClip\(norm_type='l1'\)`: must be one of l2, inf"),
+        ({"unit": "epochs"}, r"`GradClip\(unit='epochs'\)`: must be one of steps, samples, tokens"),
+        ({"action": "warn"}, r"`GradClip\(action='warn'\)`: must be one of act, log"),
+        ({"schedule": [{"from": 5, "max_norm": 1.0}]}, r"schedule begins at 5: give max_norm"),
+    ],
+)
+def test_options_that_are_not_offered_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        GradClip(**options)
+
+
+def test_the_default_is_a_largest_norm_of_one() -> None:
+    assert GradClip().max_norm == 1.0
+    assert GradClip(adaptive=ZClip()).max_norm is None

@@ -14,7 +14,7 @@ from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, global
 
 
 def parameter(values: list[float] | None, dtype: torch.dtype = torch.float32) -> nn.Parameter:
-    made = nn.Parameter(torch.zeros(len(values or [0.0]), dtype=dtype))
+    made = nn.Parameter(torch.zeros(1 if values is None else len(values), dtype=dtype))
     if values is not None:
         made.grad = torch.tensor(values, dtype=dtype)
     return made
@@ -61,6 +61,23 @@ def test_equals_torchs_own_norm_and_changes_no_gradient() -> None:
     norm = global_grad_norm(module.parameters())
     assert all(torch.equal(p.grad, b) for p, b in zip(module.parameters(), before, strict=True))
     torch.testing.assert_close(norm, nn.utils.get_total_norm(before), rtol=1e-6, atol=0)
+
+
+def test_the_inf_norm_is_the_largest_absolute_value() -> None:
+    several = [parameter([1.0, -7.0]), parameter([2.0], torch.bfloat16), parameter(None), parameter([])]
+    several[3].grad = torch.zeros(0)
+    norm = global_grad_norm(several, norm_type="inf")
+    assert norm.item() == 7.0
+    assert norm.dtype == torch.float32
+    assert global_grad_norm([parameter(None)], norm_type="inf").item() == 0.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_bad_element_makes_the_inf_norm_infinite(bad: float, place: int) -> None:
+    several = [parameter([1.0]), parameter([2.0])]
+    several[place].grad = torch.tensor([bad])
+    assert global_grad_norm(several, norm_type="inf").item() == math.inf
 
 
 def test_of_installs_itself_once() -> None:

@@ -9,7 +9,8 @@ from tiny_fit import SaveAtSteps, TinyData, TinyModule, adamw, assert_same_bits,
 from torch import nn
 
 from lit_stable.callbacks import SafeCheckpoints
-from lit_stable.callbacks.optimizer_state import initialise_state, step_count
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.optimizer_state import initialise_state, step_count, zero_state
 
 KINDS = [{"fused": True}, {"foreach": True}, {"foreach": False}, {"fused": True, "amsgrad": True}, {"amsgrad": True}]
 every_kind = pytest.mark.parametrize("options", KINDS, ids=lambda o: "-".join(k for k, v in o.items() if v) or "loop")
@@ -77,6 +78,37 @@ def test_the_step_count_is_the_largest() -> None:
     optimizer.step()
     optimizer.step()
     assert step_count(optimizer) == 2
+
+
+@every_kind
+def test_zeroed_state_is_that_of_the_beginning_and_the_rest_keeps_its_own(options: dict[str, bool]) -> None:
+    optimizer = torch.optim.AdamW(parameters(torch.float32), **options)
+    first, second = optimizer.param_groups[0]["params"][:2]
+    optimizer.step()
+    kept = {k: v.clone() for k, v in optimizer.state[second].items()}
+    zero_state(optimizer, [first])
+    fresh = torch.optim.AdamW(optimizer.param_groups[0]["params"], **options)
+    initialise_state(fresh)
+    assert_same_bits(dict(optimizer.state[first]), dict(fresh.state[first]))
+    assert_same_bits(dict(optimizer.state[second]), kept)
+
+
+def test_zeroing_knows_counts_that_are_numbers_and_parameters_without_state() -> None:
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight, other], lr=0.1, momentum=0.9)
+    optimizer.state[weight] = {"step": 3, "momentum_buffer": torch.ones(2)}
+    zero_state(optimizer, [weight, other])
+    assert_same_bits(dict(optimizer.state[weight]), {"step": 0, "momentum_buffer": torch.zeros(2)})
+    assert other not in optimizer.state
+
+
+@pytest.mark.parametrize("state", [torch.zeros(2, dtype=torch.uint8), torch.zeros(1)], ids=["codes", "factored"])
+def test_state_whose_zero_is_not_known_is_refused(state: torch.Tensor) -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    optimizer.state[weight] = {"state1": state}
+    with pytest.raises(MisconfigurationException, match=r"optimizer state 'state1' of SGD .*: cannot be zeroed"):
+        zero_state(optimizer, [weight])
 
 
 @every_kind

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
 
 from lit_stable.callbacks import private_names
@@ -124,6 +125,27 @@ def test_fsdp1_keeps_shards_under_these_names() -> None:
     assert private_names.fsdp1_shards(plain) == (set(), None)
 
 
+def test_compiled_graphs_counts_every_graph_that_dynamo_builds() -> None:
+    torch._dynamo.reset()
+    double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    before = private_names.compiled_graphs()
+    for length in (2, 3, 3, 4):
+        double(torch.ones(length))
+    assert private_names.compiled_graphs() == before + 3
+
+
+def test_the_training_loop_hands_each_batch_to_the_strategys_batch_to_device() -> None:
+    """Public, but that the loop looks it up on the object is not promised: ``SequenceLengthWarmup`` shadows it."""
+    seen: list[bool] = []
+
+    def shadow(trainer: Any) -> None:
+        original = trainer.strategy.batch_to_device
+        trainer.strategy.batch_to_device = lambda batch, **k: seen.append(trainer.training) or original(batch, **k)
+
+    fit_watching("on_train_start", shadow, max_steps=2)
+    assert seen == [True, True]
+
+
 def test_no_other_file_of_the_package_touches_a_private_name_of_the_trainer_or_its_loops() -> None:
     allowed = {"topology.py": {"_device_mesh"}}  # read by name with a default: absent is an answer there
     for path in Path(private_names.__file__).parent.glob("*.py"):
@@ -133,3 +155,30 @@ def test_no_other_file_of_the_package_touches_a_private_name_of_the_trainer_or_i
         found = set(re.findall(r"(?:trainer|strategy|loop|module|handle|optimizer)\.(_[a-z]\w*)", text))
         found |= set(re.findall(r"getattr\([\w.]+, \"(_[a-z]\w*)\"", text))
         assert found <= allowed.get(path.name, set()), path.name
+
+
+def test_a_scalers_factor_is_a_tensor_that_its_public_method_reads() -> None:
+    seen: list[Any] = []
+    scaler = torch.amp.GradScaler("cpu", init_scale=32.0)
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    fit_watching(
+        "on_before_optimizer_step", lambda t, o: seen.append(private_names.loss_scale(t)), plugins=[plugin], max_steps=1
+    )
+    assert torch.equal(seen[0], torch.tensor(32.0))
+    assert scaler.get_scale() == 32.0
+    assert private_names.loss_scale(quiet_trainer()) is None
+    off = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", enabled=False))
+    assert private_names.loss_scale(quiet_trainer(plugins=[off])) is None
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_scaler_leaves_the_division_to_fused_kernels_alone(fused: bool) -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([weight], fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(3.0 * weight.sum()).backward()
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda *rest: seen.append(float(weight.grad)))
+    scaler.step(optimizer)
+    assert seen == [24.0 if fused else 3.0]
+    assert private_names.unscales_in_step(optimizer) == fused

@@ -220,3 +220,23 @@ def test_goes_on_counting_in_a_second_fit() -> None:
     train_more(trainer, 3)
     trainer.fit(module, TinyData())
     assert Progress.of(trainer).mark == Mark(5, 20, 80)
+
+
+def test_the_scheduled_position_is_that_of_the_open_window_less_what_was_held() -> None:
+    progress = Progress()
+    progress.start = Mark(5, 20, 80)
+    progress.note_held(Mark(1, 4, 16))
+    progress.note_held(Mark(1, 4, 16))
+    assert progress.scheduled == Mark(3, 12, 48)
+    twin = Progress()
+    twin.load_state_dict(progress.state_dict())
+    assert twin.held == Mark(2, 8, 32)
+
+
+def test_a_checkpoint_from_before_schedules_were_held_loads() -> None:
+    state = Progress().state_dict()
+    del state["held"]
+    progress = Progress()
+    progress.note_held(Mark(1, 1, 1))
+    progress.load_state_dict(state)
+    assert progress.held == Mark(0, 0, 0)

@@ -196,3 +196,12 @@ def test_it_guards_the_next_trainer_too_after_a_fit_that_failed(tmp_path: Path) 
     trainer.strategy.checkpoint_io.save_checkpoint = save  # type: ignore[method-assign]
     trainer.fit(TinyModule(), TinyData(resumes=False))
     assert asked == ["start.ckpt.partial", "micro-1.ckpt.partial"]
+
+
+def test_an_evaluation_of_a_checkpoint_leaves_no_trace_in_the_fit_that_follows(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=2)
+    module = TinyModule()
+    trainer.validate(module, TinyData(validation_batches=1), ckpt_path=path, verbose=False)
+    trainer.fit(module, TinyData())
+    assert Progress.of(trainer).steps == 2

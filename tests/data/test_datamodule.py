@@ -8,6 +8,7 @@ import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule, Trainer
 
+from lit_stable.callbacks import BatchSizeWarmup
 from lit_stable.callbacks.progress import Progress
 from lit_stable.data import corpus
 from lit_stable.data.corpus import PythonStandardLibrary
@@ -286,3 +287,16 @@ def test_a_recipe_can_say_everything(folder):
     assert data.sources == {"text": Source(folder, 2.0)}
     assert data.skip_steps == [7, "9-10"]
     assert parser.parse_string(parser.dump(config)).data == config.data
+
+
+def test_steps_and_micro_batches_follow_the_trainers_ramp(folder):
+    data = TokenDataModule({"text": Source(folder)}, **SIZES, num_workers=0, skip_steps=["2-3"])
+    progress = attach(data)
+    ramp = BatchSizeWarmup("1 for 2 steps", fit_micro_batch=True)
+    ramp.adopt(data)
+    data.trainer.callbacks.append(ramp)
+    assert [data.samples_before(step) for step in (1, 2, 3, 4)] == [0, 1, 2, 6]
+    loader = iter(data.train_dataloader())
+    assert progress.dropped == [(1, 6)]  # steps 2 and 3: one sample and four
+    assert [len(next(loader)["source"]) for _ in range(5)] == [1, 1, 2, 2, 2]
+    assert [sample.position for sample in data.ledger().step(3)] == [2, 3, 4, 5]

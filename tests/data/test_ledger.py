@@ -19,8 +19,8 @@ def test_a_step_is_named_as_the_stream_reads_it(parts):
     dropped = [(8, 16)]
     samples = Ledger(mixture, stores, 6, lambda step: (step - 1) * 4, dropped).step(4)
     assert [sample.position for sample in samples] == [20, 21, 22, 23]
-    batch = TokenStream(mixture, stores, 6, start=12, dropped=dropped, micro_batch=4).read
-    rows = batch(TokenStream(mixture, stores, 6, start=12, dropped=dropped, micro_batch=4).positions(0))
+    stream = TokenStream(mixture, stores, 6, start=12, dropped=dropped, micro_batch=4)
+    rows = stream.read(next(stream.positions()))
     for row, sample in enumerate(samples):
         assert sample.source == mixture.sources[int(rows["source"][row])]
         expected = "".join("<|endoftext|>" if id_ == 256 else chr(id_) for id_ in rows["input_ids"][row].tolist())

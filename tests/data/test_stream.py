@@ -34,16 +34,11 @@ def take(stream: TokenStream, count: int, num_workers: int = 0) -> list[torch.Te
 
 def positions_of_steps(stream_of_rank, steps: int, global_batch: int, micro_batch: int, size: int) -> list[list[int]]:
     """Stream positions that each optimizer step reads, over all ranks."""
-    streams = [stream_of_rank(micro_batch=micro_batch, rank=rank, size=size) for rank in range(size)]
+    streams = [stream_of_rank(micro_batch=micro_batch, rank=rank, size=size).positions() for rank in range(size)]
     windows = global_batch // (micro_batch * size)
     return [
-        sorted(
-            int(position)
-            for stream in streams
-            for number in range(step * windows, (step + 1) * windows)
-            for position in stream.positions(number)
-        )
-        for step in range(steps)
+        sorted(int(position) for stream in streams for _ in range(windows) for position in next(stream))
+        for _ in range(steps)
     ]
 
 
@@ -107,3 +102,18 @@ def test_a_stream_has_no_length_and_no_state(make_stream):
     with pytest.raises(TypeError, match="has no len"):
         len(make_stream())
     assert not hasattr(make_stream(), "state_dict")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_micro_batches_follow_a_ramp_from_wherever_the_run_stands(make_stream, num_workers):
+    def window_at(consumed: int, ranks: int) -> tuple[int, int]:
+        return (4, 4 // ranks) if consumed < 8 else (12, 6 // ranks)
+
+    for start, sizes in ((0, [4, 4, 6, 6, 6]), (4, [4, 6, 6, 6, 6])):
+        rows = take(make_stream(start=start, window_at=window_at), 5, num_workers)
+        assert [len(batch) for batch in rows] == sizes
+        plain = torch.cat(take(make_stream(start=start, micro_batch=1), sum(sizes)))
+        assert torch.equal(torch.cat(rows), plain)
+        parts = [take(make_stream(start=start, window_at=window_at, rank=rank, size=2), 5) for rank in range(2)]
+        for whole, first, second in zip(rows, *parts, strict=True):
+            assert torch.equal(whole, torch.cat([first, second]))

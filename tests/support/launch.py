@@ -14,18 +14,26 @@ import pytest
 SUPPORT = Path(__file__).parent
 
 
-def run_scenarios(names: list[str], folder: Path, accelerator: str = "cpu", processes: int = 2) -> dict[str, Any]:
-    """Run functions of rank_scenarios.py on several ranks, in one launch; what rank 0 returned, by name."""
+def run_scenarios(
+    names: list[str],
+    folder: Path,
+    accelerator: str = "cpu",
+    processes: int = 2,
+    script: str = "rank_scenarios.py",
+) -> dict[str, Any]:
+    """Run functions of a script of scenarios on several ranks, in one launch; what rank 0 returned, by name."""
     results = folder / "results.json"
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)),
-        *(str(SUPPORT / "rank_scenarios.py"), str(results), accelerator, *names),
+        *(str(SUPPORT / script), str(results), accelerator, *names),
     ]
     root = str(SUPPORT.parent.parent)
     path = os.pathsep.join([root, str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SCENARIO_FOLDER": str(folder)}
     done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=300)
+    output = f"{processes} ranks ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     if not results.exists():
-        pytest.fail(f"{processes} ranks ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+        pytest.fail(output)
     found: dict[str, Any] = json.loads(results.read_text())
-    return found
+    # A rank that died took the launch with it: what it did not reach fails with what was printed.
+    return {name: found.get(name, {"error": output}) for name in names}

@@ -6,11 +6,11 @@ that raises on any rank stores its traceback instead, and only the test that ask
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 
 ACCELERATOR = "cpu"
 SCENARIOS: dict[str, Any] = {}
+_NUMBERS = itertools.count()
 
 
 def scenario(function: Any) -> Any:
@@ -34,11 +35,10 @@ def scenario(function: Any) -> Any:
 
 
 def shared_folder() -> Path:
-    """One new folder for all ranks."""
-    box = [tempfile.mkdtemp(dir=os.environ["SCENARIO_FOLDER"]) if rank() == 0 else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(box, src=0)
-    return Path(box[0])
+    """One new folder for all ranks, also before there is a process group: every rank counts alike."""
+    folder = Path(os.environ["SCENARIO_FOLDER"]) / f"shared-{next(_NUMBERS)}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def rank() -> int:

@@ -126,11 +126,13 @@ def fit(
     module: GPTModule | None = None,
     max_norm: float = 0.5,
     nan: Callback | None = None,
+    windows: AccumulationWindows | None = None,
     **config: Any,
 ) -> Fit:
     """Fit the tiny GPT with the spine's callbacks; ``nan`` stands before them, ``config`` goes to the GPT."""
     recorder = Recorder()
-    own = [GradClip(max_norm), AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH), StepSeed(3), SafeCheckpoints()]
+    windows = windows or AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)
+    own = [GradClip(max_norm), windows, StepSeed(3), SafeCheckpoints()]
     trainer = Trainer(
         accelerator=accelerator,
         devices=devices,

@@ -1,0 +1,187 @@
+"""Throw the optimizer's memory away in mid-run, and let it fill again before a weight moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info, rank_zero_warn
+from .learning_rate import EffectiveLR
+from .progress import Mark, Progress
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+# State that is zero in a new optimizer, by the names of torch's Adam family, SGD, Adagrad and RMSprop, and of
+# bitsandbytes (8-bit codes and the maxima of their blocks). Zero codes with zero maxima stand for exact zeros.
+ZERO_AT_START = {
+    *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "sum"),
+    *("state1", "state2", "absmax1", "absmax2"),
+}
+CONSTANT = {"qmap1", "qmap2"}  # tables that the codes are looked up in
+
+
+class OptimizerReset(StabilityCallback):
+    """Set the optimizer's moments and step counts to zero once, and hold the weights while they fill again.
+
+    The reset happens before the first micro-batch of the step at ``start``, or without one of the first step after a
+    resume; a run that begins with the callback and no ``start`` has nothing to reset. For the ``hold_steps`` steps from
+    there on the learning rate is 0 (by ``EffectiveLR``): gradients enter the moments, the weights stay bit-identical.
+    After n steps the second moment has 1 - beta2^n of its weight: 99.4 % after 100 steps at 0.95. Bias correction
+    restarts together with the moments, so that it is exact from the first step; a step count that alone is lost
+    multiplies the next updates by sqrt(1 - beta2^t) / (1 - beta1^t), 2.24 at first for (0.9, 0.95).
+
+    It is verified: when the step that follows is about to be taken, all of the state must be zero still on every rank.
+    8-bit states are zeroed as well (codes and block maxima). Sharded states are zeroed shard by shard.
+
+    ``action="log"``: nothing is changed; when it would have been is printed and logged.
+
+    Logged at logging steps: ``stability/optimizer_held`` (1 in steps that are held at rate 0, else 0).
+
+    Resumes: the checkpoint records that the reset was done and where, so it happens once, and a resume within the
+    hold holds for the rest of it. Another ``start`` is another reset.
+
+    Source: tr8b-104B chronicles, experiments BNB-5 to BNB-7 of BigScience (a reset that was silently ignored, then
+    100 and 300 steps at rate 0).
+
+    Args:
+        start: First progress at which the state is reset, in ``unit``, >= 0; ``None``: on resume.
+        unit: Of ``start``: optimizer ``steps``, ``samples`` or ``tokens``.
+        hold_steps: Optimizer steps at learning rate 0, >= 0; 5 / (1 - beta2) fills the second moment.
+        action: ``act``, or ``log`` alone.
+
+    Raises:
+        MisconfigurationException: when an argument is out of range, when the optimizer keeps no state or one that this
+            class does not know, or when the state is not zero after the reset.
+
+    Example::
+
+        >>> Trainer(callbacks=[OptimizerReset(start=16_800, hold_steps=100)], logger=False)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 15
+
+    def __init__(
+        self,
+        start: int | None = None,
+        unit: Literal["steps", "samples", "tokens"] = "steps",
+        hold_steps: int = 100,
+        action: Literal["act", "log"] = "act",
+    ) -> None:
+        for name, value in (("start", start), ("hold_steps", hold_steps)):
+            if value is not None and value < 0:
+                raise MisconfigurationException(f"`OptimizerReset({name}={value})`: must be 0 or more.")
+        self.start, self.unit, self.hold_steps, self.action = start, unit, hold_steps, action
+        self.done: Mark | None = None
+        self._nothing_to_do = False
+        self._has_learned = False  # whether the optimizers of this fit have stepped or were restored
+        self._verify: set[int] = set()  # optimizers, by position, whose next step must find zeros
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            self._has_learned = False
+            Progress.of(trainer)
+            effective = EffectiveLR.of(trainer)
+            if self.action == "act":
+                effective.add("OptimizerReset", lambda mark, lr, group: 0.0 if self.is_held(mark) else lr)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._has_learned = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._verify = set()
+        if self.start is None and self.done is None and not Progress.of(trainer).steps:
+            self._nothing_to_do = True
+            rank_zero_warn("OptimizerReset: start is not given and nothing was resumed, so nothing is reset.")
+
+    def is_held(self, mark: Mark) -> bool:
+        """Whether the step that opened at these counters has rate 0."""
+        return self.done is not None and 0 <= mark.steps - self.done.steps < self.hold_steps
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        mark = Progress.of(trainer).start
+        if self.done is not None or self._nothing_to_do:
+            return
+        if self.start is not None and getattr(mark, self.unit) < self.start:
+            return
+        self.done = mark
+        verb = "sets" if self.action == "act" else "would set"
+        rank_zero_info(
+            f"OptimizerReset: {verb} moments and step counts to zero after {mark.steps} steps, {mark.samples} samples;"
+            f" learning rate 0 for {self.hold_steps} steps"
+        )
+        if self.action == "act":
+            for index, optimizer in enumerate(trainer.optimizers):
+                if self._has_learned or optimizer.state:  # a new optimizer may have none yet
+                    zero_state(optimizer)
+                self._verify.add(index)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self._has_learned = True
+        index = next(i for i, own in enumerate(trainer.optimizers) if own is optimizer)
+        if index in self._verify:
+            self._verify.remove(index)
+            zero = largest_state(optimizer) == 0
+            if not trainer.strategy.reduce_boolean_decision(zero, all=True):
+                raise MisconfigurationException(
+                    f"`OptimizerReset`: the state of {type(optimizer).__name__} is not zero after the reset: something"
+                    " restored or filled it before the step."
+                )
+        if is_logging_step(trainer):
+            pl_module.log("stability/optimizer_held", float(self.is_held(Progress.of(trainer).start)))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            EffectiveLR.of(trainer).remove("OptimizerReset")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "start": self.start,
+            "unit": self.unit,
+            "done": None if self.done is None else list(self.done),
+            "nothing_to_do": self._nothing_to_do,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        same = (state_dict["start"], state_dict["unit"]) == (self.start, self.unit)
+        self.done = Mark(*state_dict["done"]) if same and state_dict["done"] is not None else None
+        self._nothing_to_do = same and bool(state_dict["nothing_to_do"])
+
+
+def zero_state(optimizer: Optimizer) -> None:
+    """Set everything that an optimizer has learned to what a new one holds: zero, in place.
+
+    Raises:
+        MisconfigurationException: when it keeps no state, or state of a kind that need not be zero at the start.
+    """
+    name = type(optimizer).__name__
+    kinds = {key for state in optimizer.state.values() for key, value in state.items() if value is not None}
+    if not kinds & ZERO_AT_START:
+        raise MisconfigurationException(f"`OptimizerReset`: {name} keeps no moments to reset; leave the callback away.")
+    if unknown := sorted(kinds - ZERO_AT_START - CONSTANT):
+        raise MisconfigurationException(
+            f"`OptimizerReset`: {name} keeps {', '.join(unknown)}, which may not be zero in a new optimizer; it knows"
+            f" {', '.join(sorted(ZERO_AT_START))}."
+        )
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and key in ZERO_AT_START:
+                value.zero_()
+            elif key in ZERO_AT_START and value is not None:
+                state[key] = type(value)(0)
+
+
+def largest_state(optimizer: Optimizer) -> float:
+    """Largest magnitude in this rank's share of the state that a reset zeroes; NaN if any is. Waits for the device."""
+    largest = []
+    for state in optimizer.state.values():
+        for key, value in state.items():
+            if key in ZERO_AT_START and value is not None:
+                tensor = value.to_local() if hasattr(value, "to_local") else torch.as_tensor(value)
+                if tensor.numel():
+                    largest.append(tensor.abs().max().to("cpu", torch.float32))
+    return float(torch.stack(largest).max()) if largest else 0.0

@@ -1,0 +1,93 @@
+"""Averages of the weights that stand still on a skipped step. Not imported with the package: it needs Lightning 2.6."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.swa_utils import get_ema_avg_fn
+
+from .grad_spike_skip import GradSpikeSkip
+
+try:
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+    from lightning.pytorch.callbacks import WeightAveraging
+except ImportError:  # a project that has the stand-alone packages only, or a Lightning before 2.6
+    from lightning_fabric.utilities.exceptions import MisconfigurationException  # type: ignore[assignment]
+    from pytorch_lightning.callbacks import WeightAveraging  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class HoldOnSkip:
+    """Put before ``WeightAveraging`` in a class's bases: no update of the average after a step that was skipped.
+
+    Such a step left the weights as they were, and to average them in once more would move the average all the same.
+    Whether to update at all is still up to ``should_update``. The flag is read on the host once per optimizer step:
+    torch's ``AveragedModel`` waits for the device there anyway.
+    """
+
+    _asked_at = -1  # optimizer steps taken when the flag was last read; micro-batches of the next window ask no more
+    _held = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            _find_skip(trainer, type(self).__name__)
+        super().setup(trainer, pl_module, stage)  # type: ignore[misc]
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        if trainer.global_step != self._asked_at:
+            self._asked_at = trainer.global_step
+            self._held = bool(_find_skip(trainer, type(self).__name__).skipped)
+        if not self._held:
+            super().on_train_batch_end(trainer, *args, **kwargs)  # type: ignore[misc]
+
+    def state_dict(self) -> dict[str, Any]:
+        # Or the rest of a window that is resumed behind a skipped step would make up for it.
+        return {**super().state_dict(), "held_at": self._asked_at if self._held else -1}  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+        self._asked_at = int(state_dict.get("held_at", -1))
+        self._held = self._asked_at >= 0
+
+
+class SkipAwareEMA(HoldOnSkip, WeightAveraging):
+    """Exponential moving average of the weights that does not move on a step which ``GradSpikeSkip`` skipped.
+
+    Otherwise Lightning's ``WeightAveraging``: the average is used for validation and at the end, and is saved. An
+    average of another kind holds in the same way: ``class Mine(HoldOnSkip, WeightAveraging)``. Nothing is logged.
+
+    Args:
+        decay: Share of the average that stays at each step, in [0, 1).
+        device: Where the average lives; ``None``: with the model.
+        use_buffers: Whether buffers are averaged too.
+
+    Raises:
+        MisconfigurationException: when ``decay`` is outside its range, or there is no ``GradSpikeSkip`` to ask.
+
+    Example::
+
+        >>> from lit_stable.callbacks.skip_aware_ema import SkipAwareEMA  # doctest: +SKIP
+        >>> Trainer(callbacks=[GradSpikeSkip(), SkipAwareEMA(0.999)])  # doctest: +SKIP
+    """
+
+    def __init__(self, decay: float = 0.999, device: str | None = None, use_buffers: bool = True) -> None:
+        if not 0 <= decay < 1:
+            raise MisconfigurationException(f"`SkipAwareEMA(decay={decay})`: must lie in [0, 1).")
+        super().__init__(
+            device=None if device is None else torch.device(device),
+            use_buffers=use_buffers,
+            avg_fn=get_ema_avg_fn(decay),  # type: ignore[no-untyped-call]
+        )
+
+
+def _find_skip(trainer: Trainer, who: str) -> GradSpikeSkip:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradSpikeSkip):
+            return callback
+    raise MisconfigurationException(
+        f"`{who}`: asks `GradSpikeSkip` which steps were skipped, and there is none in the trainer's callbacks; add it,"
+        " or use Lightning's own averaging."
+    )

@@ -1,0 +1,86 @@
+"""The host's side of a spike detector: events as they come in, and on which step to act on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .base import rank_zero_warn
+from .event_ring import EventRing
+from .progress import Mark
+from .spike_events import SpikeEvent, event
+
+MAX_EVENTS = 1000
+
+
+class SpikeLog:
+    """Reads rows from the device a fixed number of steps late, tells people, and keeps what is still to be done.
+
+    Both a schedule's hold and a stop fall on the step of the spike plus the ring's lag, also when the row was read
+    before, for a save: what is done when does not depend on who looked.
+
+    Args:
+        signals: What is judged, in the detector's order.
+        loud: Events in consecutive steps of which people are told; a run that is only watched may be past saving.
+        acts: False: say what would have been done, and have nothing done.
+        holds: Whether the schedule is held over a skipped step.
+    """
+
+    def __init__(self, signals: list[str], loud: int, acts: bool, holds: bool) -> None:
+        self._signals, self._loud, self._acts, self._holds = signals, loud, acts, holds
+        self.events: list[SpikeEvent] = []
+        self._ring = EventRing()
+        self._in_row = 0  # events in consecutive steps
+        self._due: list[list[int]] = []  # [step at which to hold the schedule; steps, samples, tokens to hold it over]
+        self._stop_at: int | None = None
+
+    def push(self, step: int, window: Mark, row: Tensor) -> None:
+        """Send the row of a step on its way to the host; ``window``: what the step consumed."""
+        self._ring.push((step, *window), row)
+
+    def read(self, step: int) -> None:
+        """Take in every row that is due at a step."""
+        self._learn(self._ring.take(step))
+
+    def flush(self) -> None:
+        """Take in all that is on its way. Waits for the device."""
+        self._learn(self._ring.flush())
+
+    def _learn(self, rows: list[tuple[tuple[int, ...], list[float]]]) -> None:
+        for (step, *window), numbers in rows:
+            found = event(step, numbers, self._signals)
+            if found is None:
+                self._in_row = 0
+                continue
+            self._in_row += 1
+            self.events = [*self.events, found][-MAX_EVENTS:]
+            if self._in_row <= self._loud:
+                rank_zero_warn(f"GradSpikeSkip: {found.sentence(self._acts)}.")
+            if self._acts and self._holds and found.skipped:
+                self._due.append([step + self._ring.lag, *window])
+            if self._acts and found.stop and self._stop_at is None:
+                self._stop_at = step + self._ring.lag
+
+    def hold_at(self, step: int) -> Mark | None:
+        """The window over which the schedule is to be held at this step, once."""
+        return Mark(*self._due.pop(0)[1:]) if self._due and self._due[0][0] <= step else None
+
+    def stops_at(self, step: int) -> bool:
+        """Whether the run is to end after this step, once: a fit that goes on from here is judged anew."""
+        if self._stop_at is None or step < self._stop_at:
+            return False
+        self._stop_at = None
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain lists, after a flush."""
+        self.flush()
+        return {"events": [list(e) for e in self.events], "due": [list(d) for d in self._due], "in_row": self._in_row}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore. A stop is not restored: who resumes has decided to go on, and the detector knows of the row."""
+        self.events = [SpikeEvent(*e) for e in state["events"]]
+        self._due = [list(d) for d in state["due"]]
+        self._in_row = int(state["in_row"])
+        self._ring, self._stop_at = EventRing(), None

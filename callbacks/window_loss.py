@@ -1,0 +1,47 @@
+"""The loss of an accumulation window, over all ranks, on the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .private_names import loss_scale
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+class WindowLoss:
+    """Adds up what is backpropagated in a window: Lightning has divided it by the number of micro-batches already."""
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None  # 0-d, fp32, multiplied by the loss scale if there is one
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was backpropagated: ``training_step`` returned None all through the window."""
+        return self._sum is None
+
+    def add(self, loss: Tensor) -> None:
+        """Take in the loss of one micro-batch, as ``on_before_backward`` has it."""
+        whole = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+        part = whole.detach().to(torch.float32).reshape(())
+        self._sum = part if self._sum is None else self._sum + part
+
+    def clear(self) -> None:
+        """Begin a new window."""
+        self._sum = None
+
+    def mean(self, trainer: Trainer) -> Tensor:
+        """Mean over the window and all ranks, 0-d fp32, the same on each. A collective: all ranks call it."""
+        assert self._sum is not None
+        scale = loss_scale(trainer)
+        mean = self._sum if scale is None else self._sum / scale
+        if trainer.world_size > 1:
+            # Not `strategy.reduce`: it puts a barrier before the sum, for which the host waits.
+            mean = mean / trainer.world_size
+            dist.all_reduce(mean)
+        return mean

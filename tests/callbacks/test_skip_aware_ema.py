@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import callbacks as lightning_callbacks
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer
+
+from lit_stable.callbacks import AccumulationWindows, GradSpikeSkip
+
+if not hasattr(lightning_callbacks, "WeightAveraging"):
+    pytest.skip("Lightning has WeightAveraging from 2.6 on", allow_module_level=True)
+
+from lit_stable.callbacks.skip_aware_ema import HoldOnSkip, SkipAwareEMA
+
+pytestmark = pytest.mark.filterwarnings("ignore:GradSpikeSkip")
+
+
+def average(callback: Any) -> dict[str, torch.Tensor]:
+    return {name: t.clone() for name, t in callback._average_model.state_dict().items()}
+
+
+def fit(callback: Any, *others: Any, poison: dict[int, float] | None = None, ckpt: Any = None) -> dict[int, Any]:
+    """The average after each step, its count of updates included."""
+    seen: dict[int, Any] = {}
+    note = Watch("on_train_batch_end", lambda t, *rest: seen.update({t.global_step: average(callback)}))
+    own = [GradSpikeSkip(), AccumulationWindows(4, 2), callback, note]
+    trainer = quiet_trainer(*own, *others, max_steps=6)
+    trainer.fit(TinyModule(adamw(), poison=poison), TinyData(), ckpt_path=ckpt)
+    return seen
+
+
+def test_the_average_stands_still_on_a_skipped_step_and_lightnings_own_does_not() -> None:
+    poison = {2: math.nan, 3: math.nan}
+    ours = fit(SkipAwareEMA(0.5), poison=poison)
+    assert_same_bits([ours[3], ours[4]], [ours[2], ours[2]])
+    assert not torch.equal(ours[5]["module.net.0.weight"], ours[4]["module.net.0.weight"])
+    theirs = fit(lightning_callbacks.EMAWeightAveraging(decay=0.5), poison=poison)
+    assert not torch.equal(theirs[3]["module.net.0.weight"], theirs[2]["module.net.0.weight"])
+
+
+def test_without_a_skip_it_is_lightnings_average() -> None:
+    assert_same_bits(fit(SkipAwareEMA(0.5)), fit(lightning_callbacks.EMAWeightAveraging(decay=0.5)))
+
+
+def test_an_average_of_the_users_own_holds_by_the_mixin() -> None:
+    class Mine(HoldOnSkip, lightning_callbacks.WeightAveraging):
+        pass
+
+    seen = fit(Mine(), poison={2: math.nan})
+    assert [int(seen[s]["n_averaged"]) for s in range(1, 7)] == [1, 2, 2, 3, 4, 5]
+
+
+def test_a_resume_in_the_window_after_a_skip_does_not_make_up_for_it(tmp_path: Path) -> None:
+    poison = {2: math.nan}
+    straight = fit(SkipAwareEMA(0.5), SaveAtSteps(tmp_path), poison=poison)
+    resumed = fit(SkipAwareEMA(0.5), poison=poison, ckpt=tmp_path / "micro-7.ckpt")  # step 3 was skipped
+    assert_same_bits([resumed[4], resumed[6]], [straight[4], straight[6]])
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
+    with pytest.raises(MisconfigurationException, match=rf"`SkipAwareEMA\(decay={decay}\)`: must lie in \[0, 1\)"):
+        SkipAwareEMA(decay)
+
+
+def test_it_is_refused_when_there_is_nobody_to_ask() -> None:
+    with pytest.raises(MisconfigurationException, match=r"`SkipAwareEMA`: asks `GradSpikeSkip` .* add it, or"):
+        quiet_trainer(SkipAwareEMA(), max_steps=1).fit(TinyModule(), TinyData())

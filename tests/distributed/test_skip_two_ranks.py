@@ -1,0 +1,33 @@
+"""Skipping with two gloo processes: one decision on both, whichever of them has the cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from launch import run_scenarios
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    names = ["bad_loss_ddp", "bad_loss_fsdp2", "bad_shard_resumed_fsdp2"]
+    return run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_skip.py")
+
+
+@pytest.mark.parametrize("name", ["bad_loss_ddp", "bad_loss_fsdp2"])
+def test_a_bad_loss_on_one_rank_skips_the_step_on_both(results: dict[str, Any], name: str) -> None:
+    result = results[name]
+    assert "error" not in result, result["error"]
+    assert [[step for step, _ in events] for events in result["events"]] == [[5, 7], [5, 7]]
+    assert result["events"][0] == result["events"][1]
+    assert result["unchanged"] == [[5, 7], [5, 7]]
+    assert result["skipped"] == [2, 2]
+    assert result["statistics_agree"]
+
+
+def test_a_nan_in_one_shard_skips_on_both_and_resumes_bit_for_bit(results: dict[str, Any]) -> None:
+    result = results["bad_shard_resumed_fsdp2"]
+    assert "error" not in result, result["error"]
+    assert result["skipped"] == [1, 1]
+    assert result["saving_changes_nothing"]
+    assert result["resumed"] == {"6": [True, True], "9": [True, True]}

@@ -1,0 +1,49 @@
+"""Warm-ups of batch and length on two ranks equal those on one, and a ramp goes on at another world size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launch import run_scenarios
+from rank_scenarios_warmups import lengths, ramp
+from tiny_gpt_run import LENGTH, fit
+
+from lit_stable.callbacks import Progress
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    # The ramp shares a folder, which takes process groups that are up: it comes second.
+    names = ["lengths_on_two_ranks", "ramp_on_two_ranks"]
+    found = run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_warmups.py")
+    for value in found.values():
+        assert "error" not in value, value["error"]
+    return found
+
+
+def close(rows: Any, others: Any) -> None:
+    torch.testing.assert_close(torch.tensor(rows), torch.tensor(others), rtol=1e-5, atol=1e-6)
+
+
+def test_a_ramp_takes_the_same_samples_on_two_ranks_as_on_one(results: dict[str, Any]) -> None:
+    two, alone = results["ramp_on_two_ranks"], fit(steps=5, windows=ramp())
+    close(two["rows"], alone.rows)
+    assert two["mark"] == list(Progress.of(alone.trainer).mark) == [5, 2 * 4 + 3 * 8, 32 * LENGTH]
+
+
+@pytest.mark.parametrize(("saved_at", "steps_done"), [(2, 2), (3, 2), (5, 3)])
+def test_a_ramp_goes_on_at_another_world_size(results: dict[str, Any], saved_at: int, steps_done: int) -> None:
+    two = results["ramp_on_two_ranks"]
+    resumed = fit(steps=5, windows=ramp(), ckpt_path=Path(two["folder"]) / f"m{saved_at}.ckpt")
+    close(resumed.rows, two["rows"][steps_done:])
+    assert two["mark"] == list(Progress.of(resumed.trainer).mark)
+
+
+def test_lengths_cut_the_same_tokens_on_two_ranks_as_on_one(results: dict[str, Any]) -> None:
+    two, alone = results["lengths_on_two_ranks"], fit(steps=6, callbacks=(lengths(),))
+    close(two["rows"], alone.rows)
+    tokens = 8 * sum(lengths().length(step) for step in range(1, 7))
+    assert two["mark"] == list(Progress.of(alone.trainer).mark) == [6, 48, tokens]

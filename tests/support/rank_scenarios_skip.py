@@ -1,0 +1,98 @@
+"""Skipping with two processes, of which one alone has the cause; see rank_scenarios.py."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
+from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
+from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, tiny_module
+
+from lit_stable.callbacks import GradSpikeSkip, Progress
+from lit_stable.module import GPTModule
+
+STEPS = 8
+
+
+class LocalBits(Callback):
+    """This rank's own piece of every parameter, after each step."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, dict[str, torch.Tensor]] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+        local = {n: p.to_local() if hasattr(p, "to_local") else p for n, p in pl_module.named_parameters()}
+        self.seen[Progress.of(trainer).steps] = {name: tensor.detach().clone() for name, tensor in local.items()}
+
+
+class BadLossOnRankOne(GPTModule):
+    """In two steps the loss of rank 1, and of no other, is far too large or not finite."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        factor = {4: 1e6, 6: math.nan}.get(Progress.of(self.trainer).steps, 1.0) if rank() == 1 else 1.0
+        return super().training_step(batch, batch_idx) * factor
+
+
+def skip(**options: Any) -> GradSpikeSkip:
+    return GradSpikeSkip(**{"z_score": 8.0, "warmup_steps": 3, "window": 8, **options})
+
+
+def gathered(value: Any) -> list[Any]:
+    box: list[Any] = [None, None]
+    dist.all_gather_object(box, value)
+    return box
+
+
+def _bad_loss(strategy: str, **options: Any) -> dict[str, Any]:
+    module = tiny_module()
+    module.__class__ = BadLossOnRankOne
+    callback, bits = skip(**options), LocalBits()
+    run = fit2(strategy, steps=STEPS, callbacks=(callback, bits), module=module)
+    return {
+        "events": gathered([(e.step, e.cause) for e in callback.events]),
+        "unchanged": gathered([s for s in range(2, STEPS + 1) if equal_bits(bits.seen[s], bits.seen[s - 1])]),
+        "skipped": gathered(Progress.of(run.trainer).skipped),
+        "statistics_agree": len({repr(state) for state in gathered(callback.state_dict()["detector"])}) == 1,
+    }
+
+
+@scenario
+def bad_loss_ddp() -> dict[str, Any]:
+    return _bad_loss("ddp", signal="both")
+
+
+@scenario
+def bad_loss_fsdp2() -> dict[str, Any]:
+    return _bad_loss("fsdp2", signal="loss")
+
+
+@scenario
+def bad_shard_resumed_fsdp2() -> dict[str, Any]:
+    """One rank's shard of the gradient turns NaN in step 4: resumed from before, between and after, bit for bit."""
+    folder = shared_folder()
+
+    def run(*callbacks: Callback, path: Path | None = None) -> tuple[Any, str]:
+        callback = skip()
+        nan = NaNGradient(4, only_rank=1)
+        done = fit2("fsdp2", steps=6, callbacks=(callback, *callbacks), nan=nan, ckpt_path=path)
+        return done, repr(callback.state_dict())
+
+    straight, state = run()
+    saving, saved_state = run(SaveEveryMicroBatch(folder))
+    resumed = {}
+    for point in (6, 9):  # two micro-batches a step: before the bad one, and in the window behind it
+        again, again_state = run(path=folder / f"m{point}.ckpt")
+        resumed[str(point)] = [equal_bits(straight.weights, again.weights), again_state == state]
+    return {
+        "saving_changes_nothing": equal_bits(straight.weights, saving.weights) and saved_state == state,
+        "resumed": resumed,
+        "skipped": gathered(Progress.of(straight.trainer).skipped),
+    }
+
+
+if __name__ == "__main__":
+    main()

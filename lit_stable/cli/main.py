@@ -18,7 +18,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_stable.callbacks import (
     AccumulationWindows,
+    BatchSizeWarmup,
     GracefulStop,
+    GradNorm,
     Progress,
     SafeCheckpoints,
     StepSeed,
@@ -26,11 +28,12 @@ from lit_stable.callbacks import (
 )
 from lit_stable.cli.check import check
 from lit_stable.cli.construction import construction_problems
-from lit_stable.cli.features import active_features, add_feature_arguments, refuse_twins
+from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
 from lit_stable.cli.prepare import run_prepare
 from lit_stable.cli.problems import argument_problems, recipe_problems
 from lit_stable.cli.recipe import Layer, expand_arguments
 from lit_stable.data.datamodule import TokenDataModule
+from lit_stable.data.store import DamagedStore
 from lit_stable.module import GPTModule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import quiet_lightning, say
@@ -40,7 +43,7 @@ from lit_stable.run.session import RunOptions, Session
 from lit_stable.strategies import fsdp1, fsdp2
 from lit_stable.strategies.launcher import launched_devices
 
-USAGE_ERROR = 2
+FAILED, USAGE_ERROR = 1, 2
 PACKAGE = Path(__file__).resolve().parent.parent
 _SIGNALLED = 128
 
@@ -55,7 +58,11 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 
 class UserError(Exception):
-    """Something the user can mend: printed without a traceback."""
+    """Something the user can mend before anything is trained: printed without a traceback."""
+
+
+class RunFailed(Exception):
+    """Something that ended a run which had begun, told in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +161,12 @@ class LitStableCLI(LightningCLI):
         user_callbacks = user_callbacks if isinstance(user_callbacks, list) else [user_callbacks]
         features = active_features(self._get(self.config_init, "stability"))
         refuse_twins(user_callbacks, features)
+        adopt_data(features, self.datamodule)
         self.features = features
         own_loggers = trainer_config["logger"] is None
         trainer_config["logger"] = False if own_loggers else trainer_config["logger"]
-        callbacks = [*self._own_callbacks(own_loggers), *features.values(), *user_callbacks]
+        given = [*features.values(), *user_callbacks]
+        callbacks = [*self._own_callbacks(own_loggers, given), *given]
         self.trainer_options = trainer_config
         if self.command.name == "check":  # the recipe's devices need not be here
             return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
@@ -166,18 +175,23 @@ class LitStableCLI(LightningCLI):
         except (ValueError, RuntimeError) as error:  # Lightning's and the strategies' refusals of options
             raise UserError(str(error)) from error
 
-    def _own_callbacks(self, own_loggers: bool) -> list[Callback]:
+    def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
         data: TokenDataModule = self.datamodule
         options: RunOptions = self._get(self.config_init, "run")
         root, name = Path(options.root), options.name or self._default_name()
         self._find_checkpoint(root, name)
         self._report = Report(self._resume_command())
-        session = Session(root, name, self.recipe, self._resumed, own_loggers)
+        recipe = self.recipe
+        recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
+        session = Session(root, name, recipe, self._resumed, own_loggers)
+        windows = AccumulationWindows(data.global_batch, data.micro_batch)
         return [
             session,
             Progress(),
             StepSeed(data.seed_data),
-            AccumulationWindows(data.global_batch, data.micro_batch),
+            # A batch-size warm-up opens the windows itself.
+            *([] if any(isinstance(c, BatchSizeWarmup) for c in given) else [windows]),
+            GradNorm(),
             ValidateEverySteps(self._get(self.config, "validate_every")),
             SafeCheckpoints(),
             self._stop,
@@ -228,7 +242,12 @@ class LitStableCLI(LightningCLI):
             devices = self._get(self.config, "devices")
             print(check(self.model, self.datamodule, self.trainer_options, self.features, devices))
             return
-        super()._run_subcommand(subcommand)
+        try:
+            super()._run_subcommand(subcommand)
+        except (MisconfigurationException, ValueError) as error:
+            if not is_for_the_user(error):
+                raise
+            raise (RunFailed if self._report.started else UserError)(sentence(error)) from error
         if subcommand == "fit" and self._checkpoint and not self._report.started:
             steps = Progress.of(self.trainer).steps
             say(f"nothing to do: {self._checkpoint} is at step {steps}; set --trainer.max_steps above it to go on.")
@@ -251,14 +270,25 @@ def run(argv: Sequence[str]) -> int:
             return 0
         expanded, layers = expand_arguments(rest)
         return LitStableCLI(Command(name, rest, expanded, layers)).exit_code
+    except RunFailed as error:
+        print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
+        return FAILED
     except (UserError, MisconfigurationException, ValueError) as error:
-        if isinstance(error, ValueError) and not _raised_here(error):
+        if not (isinstance(error, UserError) or is_for_the_user(error)):
             raise
         print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
         return USAGE_ERROR
 
 
-def _raised_here(error: ValueError) -> bool:
-    """Whether the package itself raised an error, so that its text is a sentence for the user."""
+def is_for_the_user(error: Exception) -> bool:
+    """Whether an error's text is a sentence of ours, so that a traceback would only hide it."""
+    if isinstance(error, (MisconfigurationException, DamagedStore)):
+        return True
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return PACKAGE in Path(last.filename).resolve().parents
+    return isinstance(error, ValueError) and PACKAGE in Path(last.filename).resolve().parents
+
+
+def sentence(error: Exception) -> str:
+    """The text of an error, without the traceback that a data worker wraps around it."""
+    text = str(error)
+    return text.strip().splitlines()[-1].partition(": ")[2] if "Original Traceback" in text else text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -89,7 +90,7 @@ def builtin_folder(name: str, tokenizer: str, cache: Path | None = None) -> Path
     Raises:
         ValueError: when there is no such corpus.
     """
-    return _folder(_corpus(name).fingerprint(), name, tokenizer, cache)
+    return _folder(_known_fingerprint(_corpus(name)), name, tokenizer, cache)
 
 
 def ensure_builtin(name: str, tokenizer: str, cache: Path | None = None, report: Callable[[str], None] = print) -> Path:
@@ -101,7 +102,7 @@ def ensure_builtin(name: str, tokenizer: str, cache: Path | None = None, report:
         ValueError: when there is no such corpus or tokenizer.
     """
     corpus = _corpus(name)
-    fingerprint = corpus.fingerprint()
+    fingerprint = _known_fingerprint(corpus)
     folder = _folder(fingerprint, name, tokenizer, cache)
     size = f"{fingerprint.num_files:,} files, {fingerprint.num_bytes / 1e6:.1f} MB, sha256 {fingerprint.sha256[:12]}"
     if (folder / SUMMARY_FILE).is_file():
@@ -113,6 +114,16 @@ def ensure_builtin(name: str, tokenizer: str, cache: Path | None = None, report:
     except FileExistsError:
         report(f"{BUILTIN_PREFIX}{name}: another process tokenised it first")
     return folder
+
+
+def _known_fingerprint(corpus: PythonStandardLibrary) -> Fingerprint:
+    newest = max((path.stat().st_mtime_ns for path in corpus.folder.rglob("*.py")), default=0)
+    return _fingerprint(corpus.folder, newest)
+
+
+@functools.cache  # a second of reading, asked for by every part that names the folder
+def _fingerprint(folder: Path, changed: int) -> Fingerprint:
+    return PythonStandardLibrary(folder).fingerprint()
 
 
 def _corpus(name: str) -> PythonStandardLibrary:

@@ -33,6 +33,10 @@ CHECKSUM = np.dtype("<u4")
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
 
 
+class DamagedStore(ValueError):
+    """A file of a token store does not say what it said when it was written; found while reading."""
+
+
 class DocumentPlace(NamedTuple):
     """Where a document stands: its number in the store, the name of its source, its date as yyyymmdd (0: none)."""
 
@@ -131,14 +135,14 @@ class TokenStore:
             number = int(self._chunk_starts[shard]) + chunk
             if not self._verified[number]:
                 if zlib.crc32(self._read_bytes(shard, chunk * CHUNK_BYTES, CHUNK_BYTES)) != self._checksums[number]:
-                    raise ValueError(
+                    raise DamagedStore(
                         f"{self.path / self._shard_names[shard]}: bytes from {chunk * CHUNK_BYTES} on do not match "
                         "their checksum; copy the file again or prepare the data again."
                     )
                 self._verified[number] = True
         content = self._read_bytes(shard, start * itemsize, (stop - start) * itemsize)
         if len(content) < (stop - start) * itemsize:
-            raise ValueError(f"{self.path / self._shard_names[shard]}: was cut while in use; copy the file again.")
+            raise DamagedStore(f"{self.path / self._shard_names[shard]}: was cut while in use; copy the file again.")
         return np.frombuffer(content, dtype=self.dtype)
 
     def _read_bytes(self, shard: int, offset: int, count: int) -> bytes:
@@ -158,7 +162,7 @@ class TokenStore:
             file = self.path / "documents.bin"
             documents = np.memmap(file, dtype=DOCUMENT, mode="r")
             if zlib.crc32(documents.data) != self._documents_crc32:
-                raise ValueError(f"{file}: does not match its checksum; prepare the data again.")
+                raise DamagedStore(f"{file}: does not match its checksum; prepare the data again.")
             self._documents = documents
         return self._documents
 
@@ -175,6 +179,8 @@ def _read_index(path: Path) -> dict[str, Any]:
         index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: is damaged ({error}); prepare the data again.") from error
+    if not isinstance(index, dict) or "format" not in index:
+        raise ValueError(f"{path}: is not the index of a token store; prepare the data again.")
     if index["format"] > FORMAT:
         raise ValueError(
             f"{path}: has format {index['format']}, this version reads up to {FORMAT}; upgrade lit-stable."

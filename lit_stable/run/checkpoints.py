@@ -69,10 +69,10 @@ class Checkpoints(Checkpoint):
         if not loss < self.best_loss:  # a NaN is never better
             return
         self.best_loss, self.best_step = loss, Progress.of(trainer).steps
-        if trainer.is_global_zero:
-            self._write_best()
         if self.keep_best:
             self.save_now(trainer)
+        if trainer.is_global_zero:  # after the save: killed in between, the older best still has its checkpoint
+            self._write_best()
 
     def save_now(self, trainer: Trainer) -> None:
         """Save this step, if it is not saved yet, and delete what need not be kept. Called by all ranks."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from lit_stable.callbacks.base import rank_zero_only
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_CALLBACKS = (_PACKAGE / "callbacks").resolve()  # a link in a checkout
 _BESIDE_THE_POINT = (
     ".*does not have many workers.*",  # reading a window costs microseconds
     ".*sync_dist=True.*",  # what we log is reduced over the ranks already
@@ -28,7 +29,7 @@ def quiet_lightning() -> None:
 
 def _is_ours_or_serious(record: logging.LogRecord) -> bool:
     origin = Path(record.pathname).resolve()
-    return record.levelno >= logging.WARNING or _PACKAGE in origin.parents or origin.parent.name == "callbacks"
+    return record.levelno >= logging.WARNING or bool({_PACKAGE, _CALLBACKS} & set(origin.parents))
 
 
 @rank_zero_only

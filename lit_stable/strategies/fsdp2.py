@@ -122,14 +122,11 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     def _average_whole_gradients(self, optimizer: Optimizer) -> None:
         group = self.device_mesh["data_parallel"].get_group()
-        gradients = [
-            p.grad
-            for param_group in optimizer.param_groups
-            for p in param_group["params"]
-            if p.grad is not None and not isinstance(p, DTensor)
-        ]
-        if not gradients or dist.get_world_size(group) == 1:
+        whole = [p for g in optimizer.param_groups for p in g["params"] if not isinstance(p, DTensor)]
+        if not whole or dist.get_world_size(group) == 1:
             return
+        # One that this rank did not use counts as zero: the collective has the same size everywhere.
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in whole]
         flat = torch.cat([g.reshape(-1) for g in gradients])
         dist.all_reduce(flat, group=group)
         flat.div_(dist.get_world_size(group))

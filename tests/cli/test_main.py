@@ -277,10 +277,11 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_corrupt_token_shard_is_one_sentence_with_the_file(recipe, tmp_path):
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_corrupt_token_shard_is_one_sentence_with_the_file(recipe, tmp_path, workers):
     shard = write_store(tmp_path) / "train" / "shard-00000.bin"
     flip(shard)
-    done = command("fit", "--config", recipe)
+    done = command("fit", "--config", recipe, "--data.num_workers", workers)
     assert done.code == 2
     assert len(done.err.splitlines()) == 1
     assert str(shard) in done.err

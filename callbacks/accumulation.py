@@ -103,7 +103,7 @@ class AccumulationWindows(StabilityCallback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         held = self._held(trainer)
-        if held < trainer.accumulate_grad_batches:
+        if held < trainer.accumulate_grad_batches and pl_module.automatic_optimization:
             scale_gradients(optimizer, trainer.accumulate_grad_batches / held)
         if is_logging_step(trainer):
             pl_module.log("progress/micro_batches", float(held))

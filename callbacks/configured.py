@@ -11,6 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from .base import MisconfigurationException, rank_zero_info, rank_zero_warn
+from .private_names import inner_schedulers
 from .scheduler_settings import GROUP_RATES, groups, options, rates, unsaved_rates
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class Configured:
         self.rates = rates(trainer)
         self.unsaved = unsaved_rates(trainer)
         self._groups = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in groups(trainer)]
-        self._schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
+        self._states = [copy.deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
         self.lrs = [float(group["lr"]) for group in self._groups]
 
     def write_options(self, trainer: Trainer) -> None:
@@ -45,7 +46,7 @@ class Configured:
         keys = GROUP_RATES if any(watching) else ("lr", *GROUP_RATES)
         for group, own in zip(groups(trainer), self._groups, strict=True):
             group.update({k: copy.deepcopy(own[k]) for k in keys if k in own})
-        for config, state, watches in zip(trainer.lr_scheduler_configs, self._schedulers, watching, strict=True):
+        for config, state, watches in zip(trainer.lr_scheduler_configs, self._states, watching, strict=True):
             scheduler: Any = config.scheduler
             if watches:
                 learned = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_lr")
@@ -65,7 +66,9 @@ def _watches_a_metric(scheduler: Any) -> bool:
 
 def _steps_taken(scheduler: Any) -> int:
     steps = getattr(scheduler, "last_epoch", None)
-    return _steps_taken(scheduler._schedulers[0]) if steps is None else int(steps)  # ChainedScheduler has no count
+    return (
+        _steps_taken(inner_schedulers(scheduler)[0]) if steps is None else int(steps)
+    )  # ChainedScheduler has no count
 
 
 def settle(

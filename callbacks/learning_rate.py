@@ -167,7 +167,7 @@ class EffectiveLR(StabilityCallback):
         pl_module.log("stability/lr_factor", lr / own if own else (math.inf if lr else 1.0))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # After an exception too: a closure that raised leaves no post-hook behind, and a checkpoint may still be written.
+        # After an exception too: a closure that raised leaves no post-hook behind, and a save may follow.
         self._release()
 
     def _release(self) -> None:

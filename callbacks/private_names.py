@@ -111,3 +111,8 @@ def compiled_graphs() -> int:
     """
     dynamo = sys.modules.get("torch._dynamo.utils")  # importing it costs a second
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+def inner_schedulers(scheduler: Any) -> list[Any]:
+    """The schedulers that a SequentialLR or ChainedScheduler runs; empty for others. torch names them nowhere else."""
+    return list(getattr(scheduler, "_schedulers", ()))

@@ -116,7 +116,13 @@ class SafeCheckpoints(StabilityCallback):
                 self._refuse_damaged(trainer, Path(checkpoint_path))
             if trainer.lightning_module is not None:
                 trainer.lightning_module.zero_grad(set_to_none=True)
-            checkpoint = load(checkpoint_path, *args, **kwargs)
+            try:
+                checkpoint = load(checkpoint_path, *args, **kwargs)
+            except IsADirectoryError as error:
+                raise MisconfigurationException(
+                    f"{checkpoint_path}: is a sharded checkpoint, which {type(trainer.strategy).__name__} cannot read;"
+                    " use the strategy that wrote it (lit-stable: --trainer.strategy fsdp2), on any number of ranks."
+                ) from error
             found = checkpoint.get(KEY, {}).get("format", 0)
             if found > FORMAT:
                 raise MisconfigurationException(

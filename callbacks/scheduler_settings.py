@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
+from .private_names import inner_schedulers
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -83,7 +85,7 @@ def schedulers(trainer: Trainer) -> Iterator[tuple[str, Any]]:
 
     def walk(scheduler: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, scheduler
-        for index, inner in enumerate(getattr(scheduler, "_schedulers", ())):
+        for index, inner in enumerate(inner_schedulers(scheduler)):
             yield from walk(inner, f"{name}[{index}] {type(inner).__name__}")
 
     for config in trainer.lr_scheduler_configs:

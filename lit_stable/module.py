@@ -135,7 +135,7 @@ class GPTModule(LightningModule):
         self._write_back_hyperparameters()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        start = Progress.of(self.trainer).start
+        start = Progress.of(self.trainer).scheduled
         lr = self.schedule.lr(getattr(start, self.schedule.unit))
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = lr

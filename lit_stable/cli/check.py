@@ -62,7 +62,9 @@ def meeting_problems(
     """Problems between model, data on disk, features and devices; each part alone has checked itself."""
     problems = batch_size_problems(data.micro_batch, data.global_batch, devices)
     problems += [p for f in features.values() if isinstance(f, BatchSizeWarmup) for p in f.stage_problems(devices)]
-    if not data.needs_preparation:
+    unreadable = data.path_problems()
+    problems += unreadable
+    if not (unreadable or data.needs_preparation):
         try:
             data.setup("fit")
         except ValueError as error:

@@ -25,12 +25,42 @@ from lit_stable.run.checkpoints import Checkpoints
 
 def construction_problems(config: Namespace) -> list[str]:
     """Build each part of a parsed recipe by itself; what each says against its values."""
-    problems = _strategy_problems(config["trainer"]["strategy"])
+    problems = _strategy_problems(config["trainer"]["strategy"]) + _trainer_problems(config["trainer"])
     for group, build in _builders(config):
         try:
             build()
         except (ValueError, MisconfigurationException) as error:
             problems += [group + line for line in str(error).splitlines()]
+    return problems
+
+
+# Options of Lightning's Trainer that would fight with what runs here, and what to write instead.
+_REPLACED = {
+    "limit_train_batches": "the data are endless; set trainer.max_steps",
+    "val_check_interval": "validation counts optimizer steps; set validate_every",
+    "accumulate_grad_batches": "the window follows from data.global_batch and data.micro_batch; set those",
+    "gradient_clip_val": "gradients are clipped by stability.grad_clip; set its max_norm",
+    "fast_dev_run": "set --trainer.max_steps 2 instead",
+    "overfit_batches": "the data are endless; give data.sources a small store",
+}
+_PRECISIONS = ("32-true", "bf16-mixed")
+
+
+def _trainer_problems(trainer: Namespace) -> list[str]:
+    """Options that are refused, and a precision that is not trained in here."""
+    untouched = (None, False, 0, 0.0, 1)
+    problems = [
+        f"trainer.{name}={trainer[name]}: {remedy}."
+        for name, remedy in _REPLACED.items()
+        if trainer[name] not in (untouched if name == "accumulate_grad_batches" else untouched[:-1])
+    ]
+    if trainer["enable_checkpointing"] is False:
+        problems.append(
+            "trainer.enable_checkpointing=False: a run always writes checkpoints; set checkpoints.every_steps."
+        )
+    precision = trainer["precision"]
+    if precision not in (None, 32, "32", "bf16", *_PRECISIONS):
+        problems.append(f"trainer.precision={precision}: must be one of {', '.join(_PRECISIONS)}.")
     return problems
 
 

@@ -93,7 +93,6 @@ class LitStableCLI(LightningCLI):
             parser_kwargs={"exit_on_error": False, self._fit_like: {"exit_on_error": False}},
             args=[self._fit_like, *command.argv],
             auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
         )
 
     @property
@@ -135,6 +134,9 @@ class LitStableCLI(LightningCLI):
             self.config = parser.parse_args(args)
         except ArgumentError as error:
             raise UserError(str(error)) from error
+
+    def _add_instantiators(self) -> None:
+        """Nothing: they would store arguments for `load_from_checkpoint`; the session stores the recipe."""
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: Lightning would replace explicit values by the checkpoint's here, without a word."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -13,7 +15,7 @@ from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.progress import Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.batch_sizes import batch_size_problems
-from lit_stable.data.corpus import BUILTIN_PREFIX, ensure_builtin
+from lit_stable.data.corpus import BUILTIN, BUILTIN_PREFIX, ensure_builtin
 from lit_stable.data.ledger import Ledger
 from lit_stable.data.mixture import Mixture
 from lit_stable.data.skip import new_ranges, parse_steps
@@ -194,7 +196,8 @@ class TokenDataModule(LightningDataModule):
         ranks = data_parallel_size(trainer)
         self.accumulation(ranks)
         progress = Progress.of(trainer)
-        new = new_ranges(self.skip_steps, progress.requests, self.samples_before, progress.samples, progress.dropped)
+        before = self._samples_before_from(progress)
+        new = new_ranges(self.skip_steps, progress.requests, before, progress.samples, progress.dropped)
         for request, dropped in new.items():
             progress.drop([dropped], request)
         stream = TokenStream(
@@ -252,6 +255,25 @@ class TokenDataModule(LightningDataModule):
             problems.append(str(error))
         return problems + weight_problems({name: source.weight for name, source in self.sources.items()})
 
+    def path_problems(self) -> list[str]:
+        """What is wrong with the paths themselves; built-in sources need not be prepared yet."""
+        problems: list[str] = []
+        named = {f"data.sources.{name}": source.path for name, source in self.sources.items()}
+        named |= {f"data.validation.{name}": path for name, path in (self.validation or {}).items()}
+        for key, path in named.items():
+            if path.startswith(BUILTIN_PREFIX):
+                if path.removeprefix(BUILTIN_PREFIX) not in BUILTIN:
+                    problems.append(f"{key}={path}: no such corpus; there is {', '.join(BUILTIN)}.")
+                continue
+            split = "train" if key.startswith("data.sources") else "validation"
+            open_stores({key.rpartition(".")[2]: path}, split, self.tokenizer, key.rpartition(".")[0], problems)
+        return problems
+
+    def _samples_before_from(self, progress: Progress) -> Callable[[int], int]:
+        # Counted from where the run stands, whatever the batch was on the way there.
+        offset = progress.samples - self.samples_before(progress.steps + 1)
+        return lambda step: self.samples_before(step) + offset
+
     def _paths(self) -> list[str]:
         return [source.path for source in self.sources.values()] + list((self.validation or {}).values())
 
@@ -283,3 +305,12 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
     # save. A worker ends by itself when the loader or its parent does.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_data_workers() -> None:
+    # After an error the loader may never be closed. multiprocessing's own exit sends its children the SIGTERM that they
+    # leave to us, and waits for ever; this runs before it, having been registered later.
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

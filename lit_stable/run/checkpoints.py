@@ -82,7 +82,9 @@ class Checkpoints(Checkpoint):
             trainer.save_checkpoint(path)
             if trainer.is_global_zero:
                 say(f"saved {path} ({human_bytes(size_on_disk(path))})")
-        if trainer.is_global_zero:
+        loss = getattr(trainer.lightning_module, "window_loss", None)
+        # From a loss that is not finite nothing is learned any more: what was saved before it stays.
+        if trainer.is_global_zero and (loss is None or math.isfinite(float(loss))):
             self._prune()
 
     def _prune(self) -> None:

@@ -62,6 +62,8 @@ class Report(Callback):
             return
         assert pl_module.window_loss is not None
         self._last_loss = float(pl_module.window_loss)  # waits for the device, so that the clock reads true
+        if not math.isfinite(self._last_loss):
+            say(f"step {step}: the loss is {self._last_loss}; checkpoints saved before it are kept from here on.")
         if math.isnan(self.first_loss):
             self.first_loss = self._last_loss
         norm = GradNorm.of(trainer).value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.safe_checkpoints import KEY
 
 
 class FSDP2Precision(Precision):
@@ -105,6 +107,26 @@ class FSDP2Strategy(ModelParallelStrategy):
             return result
 
         return super().optimizer_step(optimizer, average_then_step, model, **kwargs)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        checkpoint.setdefault(KEY, {})["written_by"] = "fsdp2"
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load; refuse a file whose optimizer state is numbered otherwise than ``fsdp2`` numbers it.
+
+        One device and DDP number parameters by their place in the optimizer's groups, the loader here by their place
+        in the model: moments would land on other parameters, silently where shapes agree.
+        """
+        path = Path(self.broadcast(checkpoint_path))
+        if path.is_file() and self.optimizers:
+            written_by = torch.load(path, mmap=True, map_location="cpu", weights_only=False).get(KEY, {})
+            if written_by.get("written_by") != "fsdp2":
+                raise MisconfigurationException(
+                    f"{path}: was written by another strategy, whose optimizer state fsdp2 would give to other"
+                    " parameters; go on with the strategy that wrote it."
+                )
+        return super().load_checkpoint(checkpoint_path, *([] if weights_only is None else [weights_only]))
 
     def on_validation_end(self) -> None:
         self._reshard()

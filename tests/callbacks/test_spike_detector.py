@@ -211,8 +211,8 @@ def healthy(kind: str, steps: int) -> list[float]:
     normal = torch.randn(steps, generator=generator)
     if kind == "log-normal":
         noise = (0.4 * normal).exp()
-    elif kind == "student":  # 4 degrees of freedom, in the logarithm
-        noise = (0.1 * normal / (torch.randn(4, steps, generator=generator).square().mean(0)).sqrt()).exp()
+    elif kind == "student":  # 3 degrees of freedom
+        noise = 1 + 0.1 * (normal / torch.randn(3, steps, generator=generator).square().mean(0).sqrt()).abs()
     else:  # one step in a hundred twice as large
         noise = (0.15 * normal).exp() * (1 + (torch.rand(steps, generator=generator) < 0.01).float())
     step = torch.arange(steps)

@@ -105,3 +105,12 @@ def test_the_devices_of_the_recipe_need_not_be_here_and_nothing_is_written(tmp_p
     recipe = write_recipe(tmp_path, trainer__accelerator="gpu", trainer__devices=8, trainer__precision="bf16-mixed")
     check(recipe, "--trainer.strategy", "fsdp2")
     assert not (tmp_path / "runs").exists()
+
+
+def test_paths_are_checked_also_beside_a_built_in_source(recipe, tmp_path):
+    sources = '{wiki: {path: /nonexistent}, b: {path: "builtin:nope"}, c: {path: "builtin:python-stdlib"}}'
+    done = command("check", "--config", recipe, "--data.sources", sources, "--data.validation", "{v: /nowhere}")
+    assert done.code == 2
+    assert "data.sources.wiki=/nonexistent: " in done.err
+    assert "data.sources.b=builtin:nope: no such corpus" in done.err
+    assert "data.validation.v=/nowhere: " in done.err

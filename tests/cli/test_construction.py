@@ -56,3 +56,21 @@ def test_a_registered_strategy_and_one_given_as_a_class_pass(recipe):
     for strategy in ("auto", "ddp", "fsdp2", "fsdp2_full", "{class_path: lit_stable.strategies.fsdp2.FSDP2Strategy}"):
         done = command("check", "--config", recipe, "--trainer.strategy", strategy)
         assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--trainer.limit_train_batches", "5"), "the data are endless; set trainer.max_steps."),
+        (("--trainer.val_check_interval", "4"), "validation counts optimizer steps; set validate_every."),
+        (("--trainer.accumulate_grad_batches", "2"), "follows from data.global_batch and data.micro_batch"),
+        (("--trainer.gradient_clip_val", "1.0"), "gradients are clipped by stability.grad_clip; set its max_norm."),
+        (("--trainer.fast_dev_run", "true"), "set --trainer.max_steps 2 instead."),
+        (("--trainer.enable_checkpointing", "false"), "a run always writes checkpoints"),
+        (("--trainer.precision", "bf16-true"), "must be one of 32-true, bf16-mixed."),
+    ],
+)
+def test_trainer_options_that_would_fight_with_ours_are_refused_with_what_to_write(recipe, words, sentence):
+    (problem,) = problems(recipe, *words)
+    assert problem.startswith(words[0].removeprefix("--") + "=")
+    assert sentence in problem

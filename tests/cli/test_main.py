@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shlex
 import signal
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,9 +95,9 @@ def test_the_same_command_again_is_a_new_run_and_overwrites_nothing(recipe, tmp_
 
 
 def test_a_refused_recipe_uses_up_no_run_number(recipe, tmp_path):
-    done = command("fit", "--config", recipe, "--trainer.gradient_clip_val", "1.0")
+    done = command("fit", "--config", recipe, "--trainer.check_val_every_n_epoch", "1")
     assert done.code == 2
-    assert "gradients would be clipped twice" in done.err
+    assert "counts optimizer steps" in done.err
     assert not (tmp_path / "runs").exists()
 
 
@@ -369,3 +372,50 @@ def test_a_checkpoint_carries_its_format_and_recipe(fitted):
     assert checkpoint["lit_stable"]["format"] == 1
     assert checkpoint["lit_stable"]["recipe"] == yaml.safe_load((fitted.run / "recipe-01.yaml").read_text())
     assert json.dumps(checkpoint["lit_stable"])  # plain data
+
+
+def test_a_sharded_checkpoint_without_its_strategy_is_one_sentence(fitted, sharded):
+    for name in ("validate", "fit"):
+        done = command(name, "--config", fitted.recipe, "--ckpt_path", sharded, "--run.name", "unsharded")
+        assert done.code == 2
+        assert "is a sharded checkpoint" in done.err
+        assert "--trainer.strategy fsdp2" in done.err
+
+
+def test_a_file_of_one_device_is_refused_by_fsdp2(fitted):
+    words = ["--ckpt_path", fitted.run, "--trainer.strategy", "fsdp2", "--run.name", "refused"]
+    done = command("fit", "--config", fitted.recipe, *words)
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert "was written by another strategy" in done.err
+
+
+def test_steps_to_skip_are_counted_from_where_the_run_stands(fitted):
+    # Six steps of 4 samples lie behind; steps 7 and 8 of 8 samples are samples 24 to 39.
+    words = ["--data.global_batch", "8", "--data.skip_steps", "[7-8]", "--trainer.max_steps", "7"]
+    done = command("fit", "--config", fitted.recipe, "--ckpt_path", fitted.run, "--run.name", "skips", *words)
+    assert done.code == 0, done.err
+    assert "dropped sample ranges [(24, 40)]" in done.out
+
+
+def test_a_loss_that_is_not_finite_is_said_and_keeps_the_checkpoints_before_it(recipe, tmp_path):
+    words = ["--model.schedule.peak", "1e30", "--stability.grad_clip", "null", "--checkpoints.every_steps", "2"]
+    done = fit("--config", recipe, *words, "--model.schedule.warmup", "0")
+    assert "the loss is nan; checkpoints saved before it are kept from here on." in done.out
+    kept = sorted(path.name for path in (tmp_path / "runs" / "tiny" / "0001" / "checkpoints").glob("*.ckpt"))
+    assert kept == [f"step-{step:08d}.ckpt" for step in (2, 4, 6)]
+
+
+def test_an_error_in_validation_ends_the_process_though_data_workers_live(tmp_path):
+    """Data workers leave SIGTERM to the trainer; at its exit they must not be waited for."""
+    (tmp_path / "breaks.py").write_text(
+        "from lightning.pytorch import Callback\n"
+        "class Breaks(Callback):\n"
+        "    def on_validation_batch_end(self, trainer, *rest, **more):\n"
+        "        if not trainer.sanity_checking: raise KeyError('broken')\n"
+    )
+    recipe = write_recipe(tmp_path, data__num_workers=1, trainer__callbacks=[{"class_path": "breaks.Breaks"}])
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
+    argv = [sys.executable, "-m", "lit_stable", "fit", "--config", str(recipe)]
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "KeyError: 'broken'" in done.stderr

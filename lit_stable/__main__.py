@@ -9,8 +9,8 @@ from collections.abc import Sequence
 # One line each; the options of a subcommand are listed by its own --help.
 SUBCOMMANDS = {
     "fit": "train a model from a recipe, or go on with a run",
-    "validate": "compute the validation losses of a checkpoint",
-    "test": "compute the test losses of a checkpoint",
+    "validate": "compute the losses of a checkpoint over a sample of the validation sets",
+    "test": "compute the losses of a checkpoint over every window of the validation sets",
     "prepare": "turn text or JSONL files into a folder of token shards",
     "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",
 }

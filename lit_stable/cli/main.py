@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import traceback
 from argparse import ArgumentError
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,13 +24,14 @@ from lit_stable.callbacks import (
     ValidateEverySteps,
 )
 from lit_stable.cli.check import check
+from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
+from lit_stable.cli.errors import RunFailed, UserError, is_for_the_user, sentence
 from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
 from lit_stable.cli.prepare import run_prepare
 from lit_stable.cli.problems import argument_problems, recipe_problems
-from lit_stable.cli.recipe import Layer, expand_arguments
+from lit_stable.cli.recipe import expand_arguments
 from lit_stable.data.datamodule import TokenDataModule
-from lit_stable.data.store import DamagedStore
 from lit_stable.module import GPTModule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import quiet_lightning, say
@@ -44,7 +42,6 @@ from lit_stable.strategies import fsdp1, fsdp2
 from lit_stable.strategies.launcher import launched_devices
 
 FAILED, USAGE_ERROR = 1, 2
-PACKAGE = Path(__file__).resolve().parent.parent
 _SIGNALLED = 128
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -55,25 +52,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "log_every_n_steps": 10,
 }
-
-
-class UserError(Exception):
-    """Something the user can mend before anything is trained: printed without a traceback."""
-
-
-class RunFailed(Exception):
-    """Something that ended a run which had begun, told in a sentence."""
-
-
-@dataclass(frozen=True)
-class Command:
-    """What was typed, and where its recipes were found."""
-
-    name: str
-    typed: list[str]
-    argv: list[str]
-    """What was typed, with each recipe in place of its name."""
-    layers: list[Layer]
 
 
 class LitStableCLI(LightningCLI):
@@ -180,9 +158,9 @@ class LitStableCLI(LightningCLI):
     def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
         data: TokenDataModule = self.datamodule
         options: RunOptions = self._get(self.config_init, "run")
-        root, name = Path(options.root), options.name or self._default_name()
+        root, name = Path(options.root), options.name or self.command.default_name
         self._find_checkpoint(root, name)
-        self._report = Report(self._resume_command())
+        self._report = Report(self.command.to_go_on)
         recipe = self.recipe
         recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
         session = Session(root, name, recipe, self._resumed, own_loggers)
@@ -201,9 +179,6 @@ class LitStableCLI(LightningCLI):
             self._get(self.config_init, "checkpoints"),
         ]
 
-    def _default_name(self) -> str:
-        return self.command.layers[-1].path.stem if self.command.layers else "run"
-
     def _find_checkpoint(self, root: Path, name: str) -> None:
         ckpt_path = self._get(self.config, "ckpt_path")
         if self._get(self.config, "resume") == "auto":
@@ -219,18 +194,6 @@ class LitStableCLI(LightningCLI):
             )
         elif ckpt_path is not None:
             self._checkpoint = find_checkpoint(str(ckpt_path), root, name)
-
-    def _resume_command(self) -> str:
-        """The same command, going on in this run wherever it began."""
-        kept, value_follows = [], False
-        for word in self.command.typed:
-            if word in ("--resume", "--ckpt_path"):
-                value_follows = True
-            elif value_follows:
-                value_follows = False
-            elif not word.startswith(("--resume=", "--ckpt_path=")):
-                kept.append(word)
-        return shlex.join(["lit-stable", self.command.name, *kept, "--resume", "auto"])
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -280,17 +243,3 @@ def run(argv: Sequence[str]) -> int:
             raise
         print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
         return USAGE_ERROR
-
-
-def is_for_the_user(error: Exception) -> bool:
-    """Whether an error's text is a sentence of ours, so that a traceback would only hide it."""
-    if isinstance(error, (MisconfigurationException, DamagedStore)):
-        return True
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return isinstance(error, ValueError) and PACKAGE in Path(last.filename).resolve().parents
-
-
-def sentence(error: Exception) -> str:
-    """The text of an error, without the traceback that a data worker wraps around it."""
-    text = str(error)
-    return text.strip().splitlines()[-1].partition(": ")[2] if "Original Traceback" in text else text

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
-import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,16 +11,17 @@ from torch.utils.data import DataLoader
 from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.progress import Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
+from lit_stable.data.arguments import argument_problems
 from lit_stable.data.batch_sizes import batch_size_problems
-from lit_stable.data.corpus import BUILTIN, BUILTIN_PREFIX, ensure_builtin
+from lit_stable.data.corpus import BUILTIN_PREFIX, ensure_builtin
 from lit_stable.data.ledger import Ledger
 from lit_stable.data.mixture import Mixture
-from lit_stable.data.skip import new_ranges, parse_steps
-from lit_stable.data.sources import Source, check_stores, has_validation, open_stores, weight_problems
+from lit_stable.data.skip import new_ranges
+from lit_stable.data.sources import Source, check_stores, has_validation, open_stores, path_problems
 from lit_stable.data.store import TokenStore
 from lit_stable.data.stream import Batch, TokenStream
-from lit_stable.data.tokenizer import check_tokenizer_spec
 from lit_stable.data.validation import ValidationWindows
+from lit_stable.data.workers import leave_signals_to_the_trainer
 
 
 class TokenDataModule(LightningDataModule):
@@ -76,7 +74,7 @@ class TokenDataModule(LightningDataModule):
         self.seed_data = seed_data
         self.num_workers = num_workers
         self.skip_steps = list(skip_steps or [])
-        problems = self._problems()
+        problems = argument_problems(self)
         if problems:
             raise ValueError("\n".join(problems))
         self._stores: dict[str, TokenStore] = {}
@@ -239,35 +237,10 @@ class TokenDataModule(LightningDataModule):
             for store in self._validation_stores.values()
         ]
 
-    def _problems(self) -> list[str]:
-        problems = batch_size_problems(self.micro_batch, self.global_batch)
-        smallest = {"sequence_length": 1, "num_workers": 0, "seed_data": 0}
-        for name, least in smallest.items():
-            if getattr(self, name) < least:
-                problems.append(f"data.{name}={getattr(self, name)}: must be at least {least}.")
-        if self.validation_windows is not None and self.validation_windows < 1:
-            problems.append(f"data.validation_windows={self.validation_windows}: must be at least 1, or null for all.")
-        if problem := check_tokenizer_spec(self.tokenizer):
-            problems.append(f"data.{problem}")
-        try:
-            parse_steps(self.skip_steps)
-        except ValueError as error:
-            problems.append(str(error))
-        return problems + weight_problems({name: source.weight for name, source in self.sources.items()})
-
     def path_problems(self) -> list[str]:
         """What is wrong with the paths themselves; built-in sources need not be prepared yet."""
-        problems: list[str] = []
-        named = {f"data.sources.{name}": source.path for name, source in self.sources.items()}
-        named |= {f"data.validation.{name}": path for name, path in (self.validation or {}).items()}
-        for key, path in named.items():
-            if path.startswith(BUILTIN_PREFIX):
-                if path.removeprefix(BUILTIN_PREFIX) not in BUILTIN:
-                    problems.append(f"{key}={path}: no such corpus; there is {', '.join(BUILTIN)}.")
-                continue
-            split = "train" if key.startswith("data.sources") else "validation"
-            open_stores({key.rpartition(".")[2]: path}, split, self.tokenizer, key.rpartition(".")[0], problems)
-        return problems
+        training = {name: source.path for name, source in self.sources.items()}
+        return path_problems(training, self.validation or {}, self.tokenizer)
 
     def _samples_before_from(self, progress: Progress) -> Callable[[int], int]:
         # Counted from where the run stands, whatever the batch was on the way there.
@@ -295,22 +268,6 @@ class TokenDataModule(LightningDataModule):
             batch_size=None,  # batches come collated
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            worker_init_fn=_leave_signals_to_the_trainer,
+            worker_init_fn=leave_signals_to_the_trainer,
             pin_memory=self._attached().strategy.root_device.type == "cuda",
         )
-
-
-def _leave_signals_to_the_trainer(worker: int) -> None:
-    # Ctrl-C and most launchers signal the whole process group; a worker that dies takes the trainer down before it can
-    # save. A worker ends by itself when the loader or its parent does.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-
-
-@atexit.register
-def _end_data_workers() -> None:
-    # After an error the loader may never be closed. multiprocessing's own exit sends its children the SIGTERM that they
-    # leave to us, and waits for ever; this runs before it, having been registered later.
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()

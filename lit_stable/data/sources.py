@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_stable.data.corpus import BUILTIN_PREFIX, builtin_folder
+from lit_stable.data.corpus import BUILTIN, BUILTIN_PREFIX, builtin_folder
 from lit_stable.data.store import TokenStore
 
 
@@ -84,3 +84,16 @@ def check_stores(stores: Mapping[str, TokenStore], sequence_length: int, problem
             problems.append(
                 f"{name}: was tokenised with another tokenizer than {first}; prepare both with one tokenizer file."
             )
+
+
+def path_problems(training: Mapping[str, str], validation: Mapping[str, str], tokenizer: str) -> list[str]:
+    """What is wrong with the paths of sources and validation sets; built-in ones need not be prepared yet."""
+    problems: list[str] = []
+    for key, split, paths in (("data.sources", "train", training), ("data.validation", "validation", validation)):
+        builtin = {name: path for name, path in paths.items() if path.startswith(BUILTIN_PREFIX)}
+        for name, path in builtin.items():
+            if path.removeprefix(BUILTIN_PREFIX) not in BUILTIN:
+                problems.append(f"{key}.{name}={path}: no such corpus; there is {', '.join(BUILTIN)}.")
+        given = {name: path for name, path in paths.items() if name not in builtin}
+        open_stores(given, split, tokenizer, key, problems)
+    return problems

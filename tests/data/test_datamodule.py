@@ -34,6 +34,7 @@ def folder(tmp_path):
 def attach(data: TokenDataModule, rank: int = 0, size: int = 1, samples: int = 0) -> Progress:
     progress = Progress()
     progress.samples = samples
+    progress.steps = samples // SIZES["global_batch"]
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     data.trainer = SimpleNamespace(callbacks=[progress], strategy=strategy, global_rank=rank, world_size=size)
     data.setup()

@@ -1,0 +1,42 @@
+"""What was typed."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from lit_stable.cli.recipe import Layer
+from lit_stable.strategies.launcher import launched_devices
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was typed, and where its recipes were found."""
+
+    name: str
+    typed: list[str]
+    argv: list[str]
+    """What was typed, with each recipe in place of its name."""
+    layers: list[Layer]
+
+    @property
+    def default_name(self) -> str:
+        """Name of a run that is given none: that of the last recipe."""
+        return self.layers[-1].path.stem if self.layers else "run"
+
+    @property
+    def to_go_on(self) -> str:
+        """The same command, going on in the run that it began, started as this one was."""
+        kept, value_follows = [], False
+        for word in self.typed:
+            if word in ("--resume", "--ckpt_path"):
+                value_follows = True
+            elif value_follows:
+                value_follows = False
+            elif not word.startswith(("--resume=", "--ckpt_path=")):
+                kept.append(word)
+        launched = launched_devices()
+        program = ["lit-stable"]
+        if launched and launched["num_nodes"] == 1:
+            program = [*["torchrun", "--standalone", "--nproc-per-node"], str(launched["devices"]), "-m", "lit_stable"]
+        return shlex.join([*program, self.name, *kept, "--resume", "auto"])

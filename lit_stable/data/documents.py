@@ -80,6 +80,10 @@ def _parse(line: bytes, default_source: str) -> Document:
     record = json.loads(line)  # UnicodeDecodeError and JSONDecodeError are ValueErrors
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         raise ValueError('must be a JSON object with a string "text"')
+    try:
+        record["text"].encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError('"text" holds half of a surrogate pair, which is no text') from error
     source = record.get("source", default_source)
     if not isinstance(source, str):
         raise ValueError(f"source={source!r} must be a string")

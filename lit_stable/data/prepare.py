@@ -161,10 +161,10 @@ class _Corpus:
         batch: list[Document] = []
         characters = 0
         for document in self._documents:
-            if not document.text:
+            if not document.text.strip():
                 self.num_empty += 1
                 continue
-            content = document.text.encode("utf-8", "surrogatepass")
+            content = document.text.encode("utf-8")
             self.sha256.update(len(content).to_bytes(8, "big") + content)
             self.num_bytes += len(content)
             self.num_documents += 1

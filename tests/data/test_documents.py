@@ -54,6 +54,7 @@ def test_jsonl_lines_carry_source_and_date(tmp_path):
         ("{", "Expecting property name"),
         ("[1]", 'must be a JSON object with a string "text"'),
         ('{"text": 3}', 'must be a JSON object with a string "text"'),
+        ('{"text": "a\\ud800"}', '"text" holds half of a surrogate pair'),
         ('{"text": "a", "source": 3}', "source=3 must be a string"),
         ('{"text": "a", "date": "yesterday"}', "date='yesterday' must be YYYY-MM-DD or yyyymmdd"),
         ('{"text": "a", "date": "2024-13-01"}', "date='2024-13-01' must be"),

@@ -95,7 +95,7 @@ def test_all_bad_arguments_are_told_at_once(tmp_path):
     assert f"out={tmp_path}: exists already" in text
 
 
-@pytest.mark.parametrize("content", ["", "\n\n"])
+@pytest.mark.parametrize("content", ["", "\n\n", '{"text": "  \\n"}\n'])
 def test_an_empty_input_never_becomes_a_store(tmp_path, content):
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(ValueError, match="input: has no text in it"):

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
+from lit_stable.strategies.one_file import load_one_file
 
 
 class FSDP2Precision(Precision):
@@ -113,19 +114,13 @@ class FSDP2Strategy(ModelParallelStrategy):
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load; refuse a file whose optimizer state is numbered otherwise than ``fsdp2`` numbers it.
-
-        One device and DDP number parameters by their place in the optimizer's groups, the loader here by their place
-        in the model: moments would land on other parameters, silently where shapes agree.
-        """
         path = Path(self.broadcast(checkpoint_path))
         if path.is_file() and self.optimizers:
-            written_by = torch.load(path, mmap=True, map_location="cpu", weights_only=False).get(KEY, {})
-            if written_by.get("written_by") != "fsdp2":
-                raise MisconfigurationException(
-                    f"{path}: was written by another strategy, whose optimizer state fsdp2 would give to other"
-                    " parameters; go on with the strategy that wrote it."
-                )
+            stored = torch.load(path, mmap=True, map_location="cpu", weights_only=False).get(KEY, {})
+            if stored.get("written_by") != "fsdp2":
+                assert self.model is not None
+                assert self.lightning_module is not None
+                return load_one_file(path, self.model, self.optimizers, self.lightning_module.strict_loading)
         return super().load_checkpoint(checkpoint_path, *([] if weights_only is None else [weights_only]))
 
     def on_validation_end(self) -> None:

@@ -382,11 +382,15 @@ def test_a_sharded_checkpoint_without_its_strategy_is_one_sentence(fitted, shard
         assert "--trainer.strategy fsdp2" in done.err
 
 
-def test_a_file_of_one_device_is_refused_by_fsdp2(fitted):
-    words = ["--ckpt_path", fitted.run, "--trainer.strategy", "fsdp2", "--run.name", "refused"]
-    done = command("fit", "--config", fitted.recipe, *words)
-    assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert "was written by another strategy" in done.err
+def test_a_file_of_one_device_goes_on_under_fsdp2(fitted):
+    words = ["--ckpt_path", fitted.run, "--trainer.max_steps", "8"]
+    alone = command("fit", "--config", fitted.recipe, *words, "--run.name", "alone")
+    shards = command("fit", "--config", fitted.recipe, *words, "--run.name", "shards", "--trainer.strategy", "fsdp2")
+    assert (alone.code, shards.code) == (0, 0), shards.err
+    found = [losses(fitted.folder / "runs" / name / "0001") for name in ("alone", "shards")]
+    assert list(found[0]) == [STEPS + 1, STEPS + 2]
+    assert found[0].keys() == found[1].keys()
+    assert [float(loss) for loss in found[1].values()] == pytest.approx([float(loss) for loss in found[0].values()])
 
 
 def test_steps_to_skip_are_counted_from_where_the_run_stands(fitted):

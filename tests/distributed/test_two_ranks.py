@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from launch import run_scenarios
-from tiny_gpt_run import fit
+from tiny_gpt_run import SaveEveryMicroBatch, fit
 
 NAMES = [
     "straight_ddp",
@@ -17,6 +17,7 @@ NAMES = [
     "resume_fsdp2_bf16",
     "resume_fsdp2_full",
     "sharded_checkpoint_for_one_rank",
+    "file_of_one_device",
     "nan_on_one_rank",
     "norm_of_a_mix",
     "stop_on_one_ranks_signal",
@@ -28,7 +29,10 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"))
+    folder = tmp_path_factory.mktemp("ranks")
+    alone = fit(steps=5, bias=True, callbacks=(SaveEveryMicroBatch(folder / "one"),))
+    torch.save(alone.weights, folder / "one" / "weights.pt")
+    return {**run_scenarios(NAMES, folder), "alone": alone.rows}
 
 
 @pytest.fixture
@@ -66,6 +70,12 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_one(result: dict[str, Any]) -> N
     alone = fit("fsdp2", steps=5, ckpt_path=result["checkpoint"])
     assert [row[0] for row in alone.rows] == [3, 4, 5]
     torch.testing.assert_close(torch.tensor(alone.rows), torch.tensor(result["rows"][2:]), rtol=1e-5, atol=1e-6)
+
+
+@of("file_of_one_device")
+def test_a_file_of_one_device_goes_on_with_two_ranks(result: dict[str, Any], results: dict[str, Any]) -> None:
+    torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(results["alone"][3:]), rtol=1e-5, atol=1e-6)
+    assert result["difference"] < 1e-5
 
 
 @of("nan_on_one_rank")

@@ -131,6 +131,15 @@ def sharded_checkpoint_for_one_rank() -> dict[str, Any]:
     return {"checkpoint": str(folder / "m4.ckpt"), "rows": straight.rows}
 
 
+@scenario
+def file_of_one_device() -> dict[str, Any]:
+    """Go on from what one process wrote before the launch."""
+    one = Path(os.environ["SCENARIO_FOLDER"]) / "one"
+    run = fit2("fsdp2", steps=5, bias=True, ckpt_path=one / "m12.ckpt")
+    whole = torch.load(one / "weights.pt")
+    return {"rows": run.rows, "difference": largest_difference(run.weights, whole)}
+
+
 class NaNGradient(Callback):
     """Writes NaN into one gradient element of one rank, in the given step, where gradients exist."""
 

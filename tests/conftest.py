@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,3 +35,11 @@ def no_process_group_left() -> Iterator[None]:
     yield
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def result(results: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What one scenario came to, out of the ``results`` of the module's launch; its traceback fails the test."""
+    value: dict[str, Any] = results[request.param]
+    assert "error" not in value, value["error"]
+    return value

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from launch import run_scenarios
+from launch import of, run_scenarios
 from tiny_gpt_run import SaveEveryMicroBatch, fit
 
 NAMES = [
@@ -33,18 +33,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     alone = fit(steps=5, bias=True, callbacks=(SaveEveryMicroBatch(folder / "one"),))
     torch.save(alone.weights, folder / "one" / "weights.pt")
     return {**run_scenarios(NAMES, folder), "alone": alone.rows}
-
-
-@pytest.fixture
-def result(results: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What the scenario that the test names came to."""
-    value = results[request.param]
-    assert "error" not in value, value["error"]
-    return value
-
-
-def of(*names: str) -> Any:
-    return pytest.mark.parametrize("result", names, indirect=True)
 
 
 @of("straight_ddp", "straight_fsdp2")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from launch import run_scenarios
+from launch import of, run_scenarios
 from tiny_gpt_run import fit
 
 pytestmark = [
@@ -33,17 +33,6 @@ NAMES = [
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), accelerator="gpu")
-
-
-@pytest.fixture
-def result(results: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
-    value = results[request.param]
-    assert "error" not in value, value["error"]
-    return value
-
-
-def of(*names: str) -> Any:
-    return pytest.mark.parametrize("result", names, indirect=True)
 
 
 @of("straight_ddp", "straight_fsdp2", "straight_fsdp")

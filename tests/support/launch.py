@@ -37,3 +37,8 @@ def run_scenarios(
     found: dict[str, Any] = json.loads(results.read_text())
     # A rank that died took the launch with it: what it did not reach fails with what was printed.
     return {name: found.get(name, {"error": output}) for name in names}
+
+
+def of(*names: str) -> pytest.MarkDecorator:
+    """Give a test, as ``result``, what each of these scenarios came to; see the fixture of that name."""
+    return pytest.mark.parametrize("result", names, indirect=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step
+from .device_step import local_gradients
 from .private_names import align_logged_step, ready_batches
 from .progress import Progress
 from .topology import data_parallel_size
@@ -130,7 +131,5 @@ class AccumulationWindows(StabilityCallback):
 
 def scale_gradients(optimizer: Any, factor: float) -> None:
     """Multiply all gradients of an optimizer in place."""
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
-    if local:
+    if local := local_gradients(optimizer):
         torch._foreach_mul_(local, factor)

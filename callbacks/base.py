@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
@@ -20,11 +20,15 @@ __all__ = [
     "Callback",
     "MisconfigurationException",
     "StabilityCallback",
+    "find_or_install",
     "is_logging_step",
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
+    "was_logging_step",
 ]
+
+_Callback = TypeVar("_Callback", bound="StabilityCallback")
 
 
 class StabilityCallback(Callback):
@@ -71,7 +75,26 @@ def install(trainer: Trainer, callback: StabilityCallback) -> None:
     arrange(trainer)
 
 
+def find_or_install(trainer: Trainer, cls: type[_Callback]) -> _Callback:
+    """The trainer's callback of a class that needs no arguments, installed if it has none yet."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, cls):
+            return callback
+    callback = cls()
+    install(trainer, callback)
+    return callback
+
+
 def is_logging_step(trainer: Trainer) -> bool:
     """Whether what is logged in the optimizer step now under way reaches the loggers."""
+    return _is_multiple(trainer, trainer.global_step + 1)
+
+
+def was_logging_step(trainer: Trainer) -> bool:
+    """The same of the optimizer step that has just been taken, as `on_train_batch_end` finds it."""
+    return _is_multiple(trainer, trainer.global_step)
+
+
+def _is_multiple(trainer: Trainer, step: int) -> bool:
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return every > 0 and (trainer.global_step + 1) % every == 0
+    return every > 0 and step % every == 0

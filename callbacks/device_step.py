@@ -55,10 +55,14 @@ def divide_gradients(optimizer: Any, divisor: Tensor) -> None:
         earlier = getattr(optimizer, GRAD_SCALE, None)
         setattr(optimizer, GRAD_SCALE, divisor if earlier is None else earlier * divisor)
         return
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    local = [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
-    if local:
+    if local := local_gradients(optimizer):
         torch._foreach_div_(local, divisor)
+
+
+def local_gradients(optimizer: Any) -> list[Tensor]:
+    """The gradients that an optimizer would step on, or this rank's pieces of them."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
 
 
 def clear(optimizer: Any) -> None:

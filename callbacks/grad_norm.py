@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from .base import StabilityCallback, install, is_logging_step
+from .base import StabilityCallback, find_or_install, is_logging_step
 from .private_names import fsdp1_shards, loss_scale, unscales_in_step
 
 if TYPE_CHECKING:
@@ -131,12 +131,7 @@ class GradNorm(StabilityCallback):
     @staticmethod
     def of(trainer: Trainer) -> GradNorm:
         """The trainer's norm callback, installed if it has none yet."""
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, GradNorm):
-                return callback
-        norm = GradNorm()
-        install(trainer, norm)
-        return norm
+        return find_or_install(trainer, GradNorm)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = trainer.strategy.model

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, install
+from .base import MisconfigurationException, StabilityCallback, find_or_install, was_logging_step
 from .progress import Mark, Progress
 
 if TYPE_CHECKING:
@@ -64,12 +64,8 @@ class EffectiveLR(StabilityCallback):
     @staticmethod
     def of(trainer: Trainer) -> EffectiveLR:
         """The trainer's instance, installed if it has none yet."""
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, EffectiveLR):
-                return callback
-        effective = EffectiveLR()
-        install(trainer, effective)
-        Progress.of(trainer)  # its own setup may not be called any more, and the counters must be restored
+        effective = find_or_install(trainer, EffectiveLR)
+        Progress.of(trainer)  # the setup of one installed late is not called, and the counters must be restored
         return effective
 
     # -- for other callbacks -----------------------------------------------------------------------------------------
@@ -159,8 +155,7 @@ class EffectiveLR(StabilityCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._in_batch = False
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if not self.used or not every or trainer.global_step % every:
+        if not (self.used and was_logging_step(trainer)):
             return
         lr, own = self.used["lr"][0], self.own["lr"][0]
         pl_module.log("stability/lr", lr)

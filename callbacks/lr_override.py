@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, rank_zero_info
+from .base import MisconfigurationException, StabilityCallback, rank_zero_info, was_logging_step
 from .configured import Configured, settle
 from .dropout_rate import DropoutRate
 from .learning_rate import EffectiveLR, Modifier
@@ -183,8 +183,7 @@ class LROverride(StabilityCallback):
         effective, mark = EffectiveLR.of(trainer), Progress.of(trainer).start
         if not effective.used:  # no step in this batch
             return
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if every and trainer.global_step % every == 0:
+        if was_logging_step(trainer):
             pl_module.log("stability/override_lr", self._asked[0])
         if self.is_active(mark) and not self._announced:
             self._announced = True

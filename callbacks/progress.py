@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, install
+from .base import MisconfigurationException, StabilityCallback, find_or_install, was_logging_step
 from .positions import Range, merge_ranges, stream_position
 from .topology import data_parallel_size
 
@@ -84,12 +84,7 @@ class Progress(StabilityCallback):
     @staticmethod
     def of(trainer: Trainer) -> Progress:
         """The trainer's counters, installed if it has none yet."""
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Progress):
-                return callback
-        progress = Progress()
-        install(trainer, progress)
-        return progress
+        return find_or_install(trainer, Progress)
 
     # -- what others read --------------------------------------------------------------------------------------------
 
@@ -194,8 +189,7 @@ class Progress(StabilityCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         # After the step, so that one that was skipped is counted in its own row.
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if self._pending_samples or not every or trainer.global_step % every:
+        if self._pending_samples or not was_logging_step(trainer):
             return
         for name, value in (("samples", self.samples), ("tokens", self.tokens), ("skipped", self._skipped)):
             pl_module.log(f"progress/{name}", torch.as_tensor(value, dtype=torch.float64))

@@ -45,9 +45,11 @@ def check(
     problems = meeting_problems(module, data, features, devices)
     if problems:
         raise MisconfigurationException("\n".join(problems))
+    with torch.device("meta"):
+        gpt = GPT(module.config)
     sections = [
-        _model(module),
-        _groups(module),
+        _model(module, gpt),
+        _groups(module, gpt),
         batches(module, data, features, devices, trainer["max_steps"]),
         _memory(module, data, devices, str(trainer["strategy"]), str(trainer["precision"])),
         _schedule(module),
@@ -72,16 +74,13 @@ def meeting_problems(
     return problems + data.model_problems(module.config.vocab_size, module.config.max_length)
 
 
-def _model(module: GPTModule) -> str:
-    with torch.device("meta"):
-        built = sum(p.numel() for p in GPT(module.config).parameters())
+def _model(module: GPTModule, gpt: GPT) -> str:
+    built = sum(p.numel() for p in gpt.parameters())
     parts = ", ".join(f"{name} {human_count(n)}" for name, n in parameter_breakdown(module.config).items() if n)
     return f"model: {module.config}\nparameters: {built:,} ({parts})"
 
 
-def _groups(module: GPTModule) -> str:
-    with torch.device("meta"):
-        gpt = GPT(module.config)
+def _groups(module: GPTModule, gpt: GPT) -> str:
     options = module.optimizer_options
     return audit(parameter_groups(gpt, options.weight_decay, options.decay_embeddings), gpt)
 

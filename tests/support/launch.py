@@ -20,6 +20,7 @@ def run_scenarios(
     accelerator: str = "cpu",
     processes: int = 2,
     script: str = "rank_scenarios.py",
+    timeout: float = 300,
 ) -> dict[str, Any]:
     """Run functions of a script of scenarios on several ranks, in one launch; what rank 0 returned, by name."""
     results = folder / "results.json"
@@ -30,7 +31,7 @@ def run_scenarios(
     root = str(SUPPORT.parent.parent)
     path = os.pathsep.join([root, str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SCENARIO_FOLDER": str(folder)}
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=timeout)
     output = f"{processes} ranks ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
     if not results.exists():
         pytest.fail(output)

@@ -1,0 +1,104 @@
+"""The table of the contract: every public callback, with arguments with which it acts in a run of four steps.
+
+A new callback needs one line in ``ENTRIES``. All forms of the contract read it: one process
+(tests/callbacks/test_contract.py), two ranks (tests/distributed/test_contract_two_ranks.py) and GPUs (tests/gpu/).
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning.pytorch import Callback
+
+import lit_stable.callbacks as package
+from lit_stable.callbacks.base import StabilityCallback
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one callback is tried.
+
+    A step is 8 samples in micro-batches of 2 per rank, and a sample is 4 positions of 4 features. The module is a
+    linear layer, a layer norm, dropout and a second linear layer. In the second step the last rank's loss is far too
+    large, so that what watches for spikes has one.
+    """
+
+    acts: dict[str, Any] = field(default_factory=dict)
+    """Arguments with which it does its work within the first three steps."""
+    idle: dict[str, Any] | None = None
+    """Arguments with which it must change nothing; None: those above, since it only watches."""
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Callbacks that it needs beside it, with their arguments."""
+    draws: bool = False
+    """Whether to seed the generators is its very work: it is compared in a module that draws nothing."""
+    strategies: tuple[str, ...] = ("auto", "ddp", "fsdp", "fsdp2")
+    """Those under which it runs."""
+    width: int = 8
+    """Hidden features of the module."""
+    waits: bool = False
+    """Whether its steps may wait for the device."""
+    no_scaler: str = ""
+    """What it says when it refuses a gradient scaler."""
+
+
+ENTRIES = {
+    "AccumulationWindows": Entry({"global_batch": 8, "micro_batch": 2}),
+    "BatchSizeWarmup": Entry(
+        {"ramp": "4 for 1 steps then 8", "global_batch": 8, "micro_batch": 2},
+        idle={"ramp": "8 for 1 steps", "global_batch": 8, "micro_batch": 2},
+    ),
+    "EffectiveLR": Entry(),
+    "GracefulStop": Entry(),
+    "GradClip": Entry({"max_norm": 0.05}, idle={"max_norm": 1e6}, no_scaler="its gradient scaler overwrites"),
+    "GradNorm": Entry(),
+    "GradSpikeSkip": Entry({"threshold": 30.0}, idle={}),
+    "LROverride": Entry({"start": 1, "factor": 0.5, "betas": (0.5, 0.9)}, idle={"start": 1_000_000, "factor": 0.5}),
+    "LayerNormFreeze": Entry({"rules": [{"start": 1, "stop": 3}]}, idle={"rules": [{"start": 1_000_000}]}),
+    "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}, waits=True),
+    "Progress": Entry(),
+    "SafeCheckpoints": Entry(),
+    "SequenceLengthWarmup": Entry(
+        {"shape": "2 for 2 steps", "max_length": 4}, idle={"shape": "4 for 1 steps", "max_length": 4}
+    ),
+    "SkipAwareEMA": Entry(
+        {"decay": 0.5},
+        idle={"decay": 0.0},  # at the end the average becomes the weights
+        beside={"GradSpikeSkip": {"threshold": 30.0}},
+        strategies=("auto", "ddp"),  # Lightning's WeightAveraging shards nothing
+        waits=True,
+    ),
+    "StepSeed": Entry({"seed": 1}, draws=True),
+    "ValidateEverySteps": Entry({"every": 2}),
+}
+
+
+def public_callbacks() -> dict[str, type[Callback]]:
+    """Every callback class that a module of the package defines, by name."""
+    found: dict[str, type[Callback]] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        try:
+            module = importlib.import_module(f"{package.__name__}.{info.name}")
+        except ImportError:  # skip_aware_ema, where Lightning has no WeightAveraging
+            continue
+        for name, value in vars(module).items():
+            if inspect.isclass(value) and issubclass(value, Callback) and value.__module__ == module.__name__:
+                found[name] = value
+    del found[StabilityCallback.__name__]
+    return {name: cls for name, cls in found.items() if not name.startswith("_")}
+
+
+CLASSES = public_callbacks()
+
+
+def make(name: str, arguments: dict[str, Any]) -> Any:
+    """A callback by its class's name."""
+    return CLASSES[name](**arguments)
+
+
+def takes_action(name: str) -> bool:
+    """Whether it has ``action: log``."""
+    return "action" in inspect.signature(CLASSES[name]).parameters

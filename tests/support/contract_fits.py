@@ -1,0 +1,176 @@
+"""Fits of the contract's project with one callback: all that the promises look at."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from contract_entries import CLASSES, ENTRIES, make, takes_action
+from contract_project import GLOBAL_BATCH, MICRO_BATCH, Host, fit
+from lightning.pytorch import Callback, LightningModule, Trainer
+from tiny_fit import train_more
+from torch import Tensor
+
+from lit_stable.callbacks import AccumulationWindows, Progress, SafeCheckpoints, StepSeed
+
+SAVE_POINTS = ("before_first_step", "mid_window", "step_boundary")
+
+
+class SaveAtPoints(Callback):
+    """Saves once at each of ``SAVE_POINTS``: at the start, within the second step (which has the spike), and after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.left = list(SAVE_POINTS)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer, "before_first_step")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        progress = Progress.of(trainer)
+        if progress.steps == 1 and progress.pending_samples:
+            self._save(trainer, "mid_window")
+        if progress.steps == 2 and not progress.pending_samples:
+            self._save(trainer, "step_boundary")
+
+    def _save(self, trainer: Trainer, point: str) -> None:
+        if point in self.left:
+            self.left.remove(point)
+            trainer.save_checkpoint(self.folder / f"{point}.ckpt")
+
+
+def opens_windows(name: str | None) -> bool:
+    return name is not None and issubclass(CLASSES[name], AccumulationWindows)
+
+
+def with_what_it_needs(name: str | None, arguments: dict[str, Any]) -> list[Callback]:
+    """The callback and those without which it cannot be; none without a name."""
+    if name is None:
+        return []
+    return [make(name, arguments), *(make(other, given) for other, given in ENTRIES[name].beside.items())]
+
+
+def fit_alone(host: Host, name: str | None, arguments: dict[str, Any], dropout: float, width: int) -> Trainer:
+    """Without anything else of ours, in Lightning's own windows unless the callback opens its own."""
+    own = with_what_it_needs(name, arguments)
+    windows = 1 if opens_windows(name) else host.window
+    torch.manual_seed(7)
+    options = {"width": width, "dropout": dropout, "accumulate_grad_batches": windows}
+    return fit(host, *own, resumes=False, poison={}, **options)
+
+
+def fit_in_company(host: Host, name: str | None, *others: Callback, width: int = 8, **options: Any) -> Trainer:
+    """With exact windows and seeds; under sharding also with whole optimizer state from the start."""
+    company: list[Callback] = [StepSeed(1)]
+    company += [] if opens_windows(name) else [AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)]
+    company += [SafeCheckpoints()] if host.sharded else []
+    own = with_what_it_needs(name, {} if name is None else ENTRIES[name].acts)
+    around = [c for c in company if type(c) not in map(type, own)]
+    return fit(host, *own, *around, *others, width=width, **options)
+
+
+class Run:
+    """What a fit came to on this rank."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        (optimizer,) = trainer.optimizers
+        module: Any = trainer.lightning_module
+        held = [optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]]
+        self.weights = [_local(p) for p in module.parameters()]  # this rank's own piece of each
+        self.optimizer = [{key: _local(value) for key, value in state.items()} for state in held]
+        self.rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.losses = [float(loss) for loss in module.losses]
+        self.metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+        ours = [c for c in trainer.callbacks if type(c).__name__ in CLASSES]  # type: ignore[attr-defined]
+        self.states = {type(c).__name__: copy.deepcopy(c.state_dict()) for c in ours}
+
+    def numbers(self) -> dict[str, Any]:
+        """All that must be equal in two runs of the same work, but for the losses, of which a resumed run has fewer."""
+        return {"weights": self.weights, "optimizer": self.optimizer, "rates": self.rates}
+
+
+def _local(value: Any) -> Any:
+    value = value.to_local() if hasattr(value, "to_local") else value
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+
+
+def touched(trainer: Trainer) -> dict[str, Any]:
+    """All that a callback may have left behind on the trainer, its parts, the optimizer and the module."""
+    optimizer: Any = trainer.optimizers[0]
+    module = trainer.lightning_module
+    return {
+        "trainer": sorted(vars(trainer)),
+        "signals": sorted(vars(trainer._signal_connector)),
+        "strategy": sorted(vars(trainer.strategy)),
+        "loop": sorted(vars(trainer.fit_loop.epoch_loop)),
+        "optimizer": sorted(vars(optimizer)),
+        "step hooks": [len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)],
+        "windows": type(trainer.accumulate_grad_batches).__name__,
+        "validation": [type(trainer.val_check_batch).__name__, trainer.val_check_batch],
+        "frequencies": [type(config.frequency).__name__ for config in trainer.lr_scheduler_configs],
+        "module": sorted(vars(module)),
+        "module hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in module.modules()],
+        "trained": [p.requires_grad for p in module.parameters()],
+    }
+
+
+@functools.cache
+def bare(host: Host, dropout: float, width: int) -> tuple[Run, dict[str, Any]]:
+    """A fit without any callback of ours, and what such a fit leaves behind by itself."""
+    trainer = fit_alone(host, None, {}, dropout, width)
+    return Run(trainer), touched(trainer)
+
+
+@functools.cache
+def company_alone(host: Host, width: int) -> Run:
+    return Run(fit_in_company(host, None, width=width))
+
+
+class Runs:
+    """All fits that the promises of one callback look at; every rank makes them, before anything is judged."""
+
+    def __init__(self, name: str, host: Host, folder: Path) -> None:
+        entry = ENTRIES[name]
+        self.name, self.host, self.folder = name, host, folder
+        folder.mkdir(parents=True, exist_ok=True)
+        dropout = 0.0 if entry.draws else 0.3
+        self.bare, self.left_by_itself = bare(host, dropout, entry.width)
+        self.company = company_alone(host, entry.width)
+        self.idle = Run(fit_alone(host, name, entry.acts if entry.idle is None else entry.idle, dropout, entry.width))
+        self.log: Run | None = None
+        if takes_action(name):
+            self.log = Run(fit_alone(host, name, {**entry.acts, "action": "log"}, dropout, entry.width))
+        trainer = self._in_company()
+        self.straight, self.left_behind = Run(trainer), touched(trainer)
+        self.saving = Run(self._in_company(SaveAtPoints(folder)))
+        self.resumed = {point: Run(self._resume(point)) for point in SAVE_POINTS}
+        self.second_fit = self._fit_again(trainer)
+        # Under sharding each rank has other pieces of the weights.
+        whole = None if host.sharded else self.straight.weights
+        runs = [self.straight, *self.resumed.values()]
+        self.ranks = gathered([whole, [[run.states, run.rates, run.metrics] for run in runs]])
+
+    def _in_company(self, *others: Callback, **options: Any) -> Trainer:
+        return fit_in_company(self.host, self.name, *others, width=ENTRIES[self.name].width, **options)
+
+    def _resume(self, point: str) -> Trainer:
+        torch.manual_seed(1234)  # whatever the generators held before must not matter
+        return self._in_company(resume=self.folder / f"{point}.ckpt")
+
+    def _fit_again(self, trainer: Any) -> list[int]:
+        train_more(trainer, 2)
+        trainer.fit(trainer.lightning_module, trainer.datamodule)
+        return [trainer.global_step, Progress.of(trainer).steps]
+
+
+def gathered(value: Any) -> list[Any]:
+    """What each rank has."""
+    if not dist.is_initialized():
+        return [value]
+    box: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(box, value)
+    return box

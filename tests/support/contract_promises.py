@@ -1,0 +1,125 @@
+"""What every callback promises, one function each: it looks at fits that were made, and asserts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from contract_entries import ENTRIES, make
+from contract_fits import SAVE_POINTS, Run, Runs
+from contract_project import STEPS
+from tiny_fit import assert_same_bits
+
+Promise = Callable[[Runs], None]
+PROMISES: dict[str, Promise] = {}
+
+
+def promise(function: Promise) -> Promise:
+    PROMISES[function.__name__] = function
+    return function
+
+
+@promise
+def with_its_arguments_it_acts(runs: Runs) -> None:
+    """Or the promises below would be kept by one that never does anything."""
+    if ENTRIES[runs.name].idle is not None:
+        with pytest.raises(AssertionError):
+            assert_same_bits(runs.straight.numbers(), runs.company.numbers())
+
+
+@promise
+def idle_it_is_as_good_as_absent(runs: Runs) -> None:
+    assert_same(runs, runs.idle, runs.bare)
+
+
+@promise
+def with_action_log_it_is_as_good_as_absent(runs: Runs) -> None:
+    if runs.log is not None:
+        assert_same(runs, runs.log, runs.bare)
+
+
+@promise
+def saving_changes_nothing(runs: Runs) -> None:
+    assert_same(runs, runs.saving, runs.straight)
+    assert_same_state(runs, runs.saving, runs.straight)
+
+
+@promise
+def a_resume_from_any_save_point_equals_the_straight_run(runs: Runs) -> None:
+    for point, resumed in runs.resumed.items():
+        assert_same(runs, resumed, runs.straight, point)
+        assert_same_state(runs, resumed, runs.straight, point)
+    counts = [len(runs.resumed[point].losses) for point in SAVE_POINTS]
+    assert counts[0] == len(runs.straight.losses)
+    assert counts[0] > counts[1] > counts[2] > 0
+
+
+@promise
+def its_state_survives_the_restricted_unpickler(runs: Runs) -> None:
+    state = runs.straight.states[runs.name]
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    before = repr(loaded)
+    twin = make(runs.name, ENTRIES[runs.name].acts)
+    twin.load_state_dict(loaded)
+    assert repr(loaded) == before, "the argument was changed"
+    assert_same_bits(twin.state_dict(), state)
+
+
+@promise
+def a_checkpoint_with_it_holds_plain_data(runs: Runs) -> None:
+    for point in SAVE_POINTS:
+        path = runs.folder / f"{point}.ckpt"
+        stored = torch.load(path / "meta.pt" if path.is_dir() else path, weights_only=True)
+        assert "callbacks" in stored
+
+
+@promise
+def all_ranks_decide_alike(runs: Runs) -> None:
+    assert len(runs.ranks) == runs.host.ranks
+    for other in runs.ranks[1:]:
+        assert_same_bits(other, runs.ranks[0])
+
+
+@promise
+def nothing_is_left_behind(runs: Runs) -> None:
+    assert runs.left_behind == runs.left_by_itself
+
+
+@promise
+def one_trainer_fits_twice(runs: Runs) -> None:
+    assert runs.second_fit == [STEPS + 2, STEPS + 2]
+
+
+def assert_same(runs: Runs, left: Run, right: Run, where: str = "") -> None:
+    """Equal bits on a CPU. On a GPU, where kernels may add up in any order, losses that are near."""
+    losses = right.losses[-len(left.losses) :]  # a resumed run has the last ones
+    if runs.host.accelerator == "cpu":
+        assert_same_bits(left.numbers(), right.numbers(), where)
+        assert left.losses == losses, where
+    else:
+        torch.testing.assert_close(torch.tensor(left.losses), torch.tensor(losses), rtol=0.03, atol=0.03, msg=where)
+
+
+def assert_same_state(runs: Runs, left: Run, right: Run, where: str = "") -> None:
+    """Every callback's state, to the bit on a CPU; what counts steps, samples and tokens everywhere."""
+    if runs.host.accelerator == "cpu":
+        assert_same_bits(left.states, right.states, where)
+    assert_same_bits(left.states["Progress"], right.states["Progress"], where)
+
+
+def broken(runs: Runs) -> dict[str, str]:
+    """By promise what is wrong, "" where it is kept."""
+    return {name: _what_is_wrong(function, runs) for name, function in PROMISES.items()}
+
+
+def _what_is_wrong(function: Promise, runs: Runs) -> str:
+    try:
+        function(runs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:2000]
+    return ""

@@ -105,6 +105,8 @@ def damage(path: Path, part: int = 0, parts: int = 1) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             record = archive.testzip()
+            if not any(name.endswith("/data.pkl") for name in archive.namelist()):
+                return f"{path} is no checkpoint: a zip file, and not one of torch"
     except Exception as error:  # a flipped bit in a header raises nearly anything: codecs, decompressors, passwords
         return f"{path} is no complete checkpoint file ({error})"
     return f"{path} is damaged: its record {record} does not match its checksum" if record else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,7 +10,18 @@ import torch.distributed as dist
 
 from . import checkpoint_files as files
 from .base import MisconfigurationException, StabilityCallback
+from .checkpoint_contents import (
+    CheckpointError,
+    or_not_written,
+    refuse_foreign,
+    refuse_other_model,
+    shapes_of,
+    stored_shapes,
+    told_as_a_sentence,
+)
+from .grad_norm import has_fsdp1
 from .optimizer_state import initialise_state, step_count
+from .parameter_order import in_todays_order, names_by_group
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -18,25 +29,31 @@ if TYPE_CHECKING:
 #: Number of the layout of what this package adds to a checkpoint; a greater one on disk is refused.
 FORMAT = 1
 KEY = "lit_stable"
+_SHADOWED = ("save_checkpoint", "load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 
 
 class SafeCheckpoints(StabilityCallback):
     """Make every save atomic and checked, and every load complete or refused, under any strategy.
 
-    Saving: the checkpoint is written as ``NAME.partial``, synced to disk and renamed; a kill at any moment leaves the
-    previous one whole. Sharded folders get a list of checksums, computed by all ranks together.
+    Saving: the checkpoint is written as ``NAME.partial``, synced to disk and renamed; a kill at any moment, or a full
+    disk, leaves the previous one whole. Sharded folders get a list of checksums, computed by all ranks together. The
+    names of the parameters in each of the optimizer's groups are saved too.
 
     Loading: the checksums are compared first; a damaged file is named together with the newest usable checkpoint
-    beside it. Gradients are set to ``None`` before the load (with one alive, FSDP2 restores no optimizer state and
-    says nothing), and afterwards the optimizer's step counts are compared with those that were saved.
+    beside it. What is no Lightning checkpoint, or has weights of other names or shapes than the model, is refused.
+    Gradients are set to ``None`` before the load (with one alive, FSDP2 restores no optimizer state and says nothing),
+    and afterwards the optimizer's step counts are compared with those that were saved. Where the optimizer's state is
+    saved by place (one device, DDP), parameters that changed places within a group get their own moments; one that
+    changed its group is refused under any strategy, since schedulers save their rates by a group's place.
 
     Adam's and AdamW's state exists from the start of the fit (see :func:`~.optimizer_state.initialise_state`).
 
     Paths with a scheme (``s3://...``) are left to Lightning as they are. Nothing is logged.
 
     Raises:
-        MisconfigurationException: when a checkpoint is damaged, has a newer format, or its optimizer state was not
-            restored.
+        CheckpointError: when a checkpoint cannot be written, is damaged, foreign or of another model or optimizer, has
+            a newer format, or its optimizer state was not restored. It is a ``MisconfigurationException``.
+        MisconfigurationException: when a checkpoint is a folder and the strategy reads files.
 
     Example::
 
@@ -47,6 +64,7 @@ class SafeCheckpoints(StabilityCallback):
 
     def __init__(self) -> None:
         self._strategy: Any = None
+        self._path = Path()  # of the checkpoint that was loaded last
         self._saved_counts: list[int | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -57,6 +75,8 @@ class SafeCheckpoints(StabilityCallback):
         strategy = self._strategy = trainer.strategy
         strategy.save_checkpoint = self._around_save(trainer, strategy.save_checkpoint)  # type: ignore[method-assign]
         strategy.load_checkpoint = self._around_load(trainer, strategy.load_checkpoint)  # type: ignore[method-assign]
+        strategy.load_model_state_dict = self._around_weights(trainer, strategy.load_model_state_dict)  # type: ignore[method-assign]
+        strategy.load_optimizer_state_dict = self._around_optimizers(trainer, strategy.load_optimizer_state_dict)  # type: ignore[method-assign]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:
@@ -64,7 +84,7 @@ class SafeCheckpoints(StabilityCallback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._strategy is not None:
-            for name in ("save_checkpoint", "load_checkpoint"):
+            for name in _SHADOWED:
                 self._strategy.__dict__.pop(name, None)
         self._strategy = self._saved_counts = None
 
@@ -83,12 +103,18 @@ class SafeCheckpoints(StabilityCallback):
             if trainer.is_global_zero:
                 files.remove(partial)  # left over from a kill
             trainer.strategy.barrier()
-            save(checkpoint, partial, storage_options=storage_options)
-            trainer.strategy.barrier()
-            if partial.is_dir():
-                self._write_checksums(trainer, partial)
-            if trainer.is_global_zero:
-                files.publish(path)
+            try:
+                with or_not_written(path):
+                    save(checkpoint, partial, storage_options=storage_options)
+                    trainer.strategy.barrier()
+                    if partial.is_dir():
+                        self._write_checksums(trainer, partial)
+                    if trainer.is_global_zero:
+                        files.publish(path)
+            except CheckpointError:
+                if trainer.is_global_zero:
+                    files.remove(partial)  # it takes up the room that the disk lacks
+                raise
             trainer.strategy.barrier()
 
         return save_checkpoint
@@ -105,35 +131,65 @@ class SafeCheckpoints(StabilityCallback):
             files.write_checksums(folder, {name: entry for part in entries for name, entry in part.items()})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        counts = [step_count(optimizer) for optimizer in trainer.optimizers]
-        checkpoint.setdefault(KEY, {}).update(format=FORMAT, optimizer_steps=counts)
+        checkpoint.setdefault(KEY, {}).update(
+            format=FORMAT,
+            optimizer_steps=[step_count(optimizer) for optimizer in trainer.optimizers],
+            parameters=[names_by_group(optimizer, pl_module) for optimizer in trainer.optimizers],
+        )
 
     # -- loading -----------------------------------------------------------------------------------------------------
 
     def _around_load(self, trainer: Trainer, load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        def load_checkpoint(checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-            if "://" not in str(checkpoint_path):
-                self._refuse_damaged(trainer, Path(checkpoint_path))
+        def load_checkpoint(checkpoint_path: Any, **options: Any) -> dict[str, Any]:
+            path, fits = Path(checkpoint_path), trainer.state.fn == "fit"
+            self._path = path
+            # Those that shard fill the model and the optimizers within the load; others leave it to Lightning.
+            fills = not trainer.strategy.lightning_restore_optimizer
             if trainer.lightning_module is not None:
                 trainer.lightning_module.zero_grad(set_to_none=True)
-            try:
-                checkpoint = load(checkpoint_path, *args, **kwargs)
-            except IsADirectoryError as error:
-                raise MisconfigurationException(
-                    f"{checkpoint_path}: is a sharded checkpoint, which {type(trainer.strategy).__name__} cannot read;"
-                    " use the strategy that wrote it (lit-stable: --trainer.strategy fsdp2), on any number of ranks."
-                ) from error
+            with told_as_a_sentence(path):
+                if "://" not in str(checkpoint_path):
+                    self._refuse_damaged(trainer, path)
+                    if fills:
+                        _compare_with_model(trainer, path, options.get("weights_only") is not False)
+                checkpoint = _load_what_it_can(trainer, load, checkpoint_path, **options)
+            if not fills:
+                refuse_foreign(path, checkpoint, needs_optimizer=fits)
             found = checkpoint.get(KEY, {}).get("format", 0)
             if found > FORMAT:
-                raise MisconfigurationException(
-                    f"{checkpoint_path}: has checkpoint format {found}, and this version reads up to {FORMAT};"
-                    " upgrade lit-stable."
+                raise CheckpointError(
+                    f"{path}: has checkpoint format {found}, and this version reads up to {FORMAT}; upgrade lit-stable."
                 )
-            if trainer.state.fn == "fit":
+            if fits:
                 self._saved_counts = checkpoint.get(KEY, {}).get("optimizer_steps")
+            if fits and fills:
+                self._in_order(trainer, checkpoint)
             return checkpoint
 
         return load_checkpoint
+
+    def _around_weights(self, trainer: Trainer, load: Callable[..., None]) -> Callable[..., None]:
+        def load_model_state_dict(checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+            try:
+                load(checkpoint, strict=strict)
+            except RuntimeError:  # here and not earlier: the module's `on_load_checkpoint` may have mended the weights
+                refuse_other_model(self._path, shapes_of(checkpoint["state_dict"]), trainer.lightning_module, strict)
+                raise
+
+        return load_model_state_dict
+
+    def _around_optimizers(self, trainer: Trainer, load: Callable[..., None]) -> Callable[..., None]:
+        def load_optimizer_state_dict(checkpoint: Mapping[str, Any]) -> None:
+            load(self._in_order(trainer, checkpoint))
+
+        return load_optimizer_state_dict
+
+    def _in_order(self, trainer: Trainer, checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+        saved = checkpoint.get(KEY, {}).get("parameters")
+        if saved is None:  # written without this callback
+            return checkpoint
+        found = [names_by_group(optimizer, trainer.lightning_module) for optimizer in trainer.optimizers]
+        return in_todays_order(self._path, checkpoint, saved, found)
 
     @staticmethod
     def _refuse_damaged(trainer: Trainer, path: Path) -> None:
@@ -150,7 +206,7 @@ class SafeCheckpoints(StabilityCallback):
             return
         usable = files.newest_usable(path.parent, but=path)
         remedy = f"resume from {usable}" if usable else f"no other usable checkpoint lies in {path.parent}"
-        raise MisconfigurationException(f"{wrong}; {remedy}.")
+        raise CheckpointError(f"{wrong}; {remedy}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for optimizer in trainer.optimizers:  # an FSDP2 load drops the state of tensors that take no gradient
@@ -161,8 +217,28 @@ class SafeCheckpoints(StabilityCallback):
         for index, (optimizer, expected) in enumerate(zip(trainer.optimizers, saved, strict=False)):
             found = step_count(optimizer)
             if expected is not None and found != expected:
-                raise MisconfigurationException(
+                raise CheckpointError(
                     f"optimizer {index}: its step count after the load is {found} and the checkpoint says {expected},"
                     " so its state was not restored; make sure the optimizer and its parameter groups are those that"
                     " wrote the checkpoint."
                 )
+
+
+def _compare_with_model(trainer: Trainer, path: Path, weights_only: bool) -> None:
+    if path.is_dir() and not (path / ".metadata").is_file():  # no format of torch's: DeepSpeed's
+        return
+    stored, module = stored_shapes(path, weights_only, trainer.state.fn == "fit"), trainer.lightning_module
+    if not has_fsdp1(trainer.strategy.model):  # it flattens what it shards
+        refuse_other_model(path, stored, module, module.strict_loading)
+
+
+def _load_what_it_can(
+    trainer: Trainer, load: Callable[..., dict[str, Any]], path: Any, **options: Any
+) -> dict[str, Any]:
+    try:
+        return load(path, **options)
+    except IsADirectoryError as error:
+        raise MisconfigurationException(
+            f"{path}: is a sharded checkpoint, which {type(trainer.strategy).__name__} cannot read; use the strategy"
+            " that wrote it (lit-stable: --trainer.strategy fsdp2), on any number of ranks."
+        ) from error

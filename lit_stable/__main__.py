@@ -38,7 +38,7 @@ examples:
 
 exit codes:
   0    done
-  1    failed
+  1    failed, or a checkpoint cannot be read or written
   2    the recipe or the command line is wrong; nothing was run
   130  stopped by Ctrl-C, a checkpoint was written
   143  stopped by SIGTERM, a checkpoint was written"""

@@ -16,7 +16,7 @@ class UserError(Exception):
 
 
 class RunFailed(Exception):
-    """Something that ended a run which had begun, told in a sentence."""
+    """Something that ended a run which had begun, or a checkpoint that a run cannot go on from, told in a sentence."""
 
 
 def is_for_the_user(error: Exception) -> bool:

@@ -23,6 +23,7 @@ from lit_stable.callbacks import (
     StepSeed,
     ValidateEverySteps,
 )
+from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.cli.check import check
 from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
@@ -212,7 +213,9 @@ class LitStableCLI(LightningCLI):
         except (MisconfigurationException, ValueError) as error:
             if not is_for_the_user(error):
                 raise
-            raise (RunFailed if self._report.started else UserError)(sentence(error)) from error
+            # A checkpoint that cannot be read or written is no fault of the recipe.
+            failed = self._report.started or isinstance(error, CheckpointError)
+            raise (RunFailed if failed else UserError)(sentence(error)) from error
         if subcommand == "fit" and self._checkpoint and not self._report.started:
             steps = Progress.of(self.trainer).steps
             say(f"nothing to do: {self._checkpoint} is at step {steps}; set --trainer.max_steps above it to go on.")

@@ -15,7 +15,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
-from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.parameter_order import Groups, names_by_group
+from lit_stable.callbacks.safe_checkpoints import KEY
 
 
 def load_one_file(
@@ -25,17 +27,19 @@ def load_one_file(
 
     One device and DDP number parameters by their place in the optimizer's groups, while Lightning's loader takes the
     numbers for places in the module: moments would land on other parameters, silently where shapes agree. Here each
-    number becomes the name of the parameter that stands at its place in the groups of today's optimizer.
+    number becomes a name: the one that ``SafeCheckpoints`` recorded, or without it that of the parameter that stands at
+    its place in the groups of today's optimizer.
 
     Raises:
-        MisconfigurationException: when the groups are not those that wrote the file.
+        CheckpointError: when the groups are not those that wrote the file.
     """
     checkpoint: dict[str, Any] = torch.load(path, mmap=True, map_location="cpu", weights_only=False)
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    saved = zip(optimizers, checkpoint.pop("optimizer_states"), strict=True)
-    states = [
-        (optimizer, _by_name(path, optimizer, state, names)) for optimizer, state in saved
-    ]  # before any is loaded
+    recorded: Sequence[Groups | None] = checkpoint.get(KEY, {}).get("parameters") or [None] * len(optimizers)
+    saved = zip(optimizers, checkpoint.pop("optimizer_states"), recorded, strict=True)
+    states = [  # before any is loaded
+        (optimizer, _by_name(path, optimizer, state, names or names_by_group(optimizer, module)))
+        for optimizer, state, names in saved
+    ]
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=strict)
     set_model_state_dict(module, checkpoint.pop("state_dict"), options=options)
     for optimizer, state in states:
@@ -43,18 +47,18 @@ def load_one_file(
     return checkpoint
 
 
-def _by_name(path: Path, optimizer: Optimizer, state: dict[str, Any], names: dict[nn.Parameter, str]) -> dict[str, Any]:
+def _by_name(path: Path, optimizer: Optimizer, state: dict[str, Any], names: Groups) -> dict[str, Any]:
     saved = [(group.get("name"), len(group["params"])) for group in state["param_groups"]]
     found = [(group.get("name"), len(group["params"])) for group in optimizer.param_groups]
     if saved != found:
-        raise MisconfigurationException(
+        raise CheckpointError(
             f"{path}: its optimizer has the groups {saved} and today's has {found} (name, tensors); go on with the"
             " model and the optimizer that wrote it."
         )
     by_number = {
-        number: names[parameter]
-        for group, today in zip(state["param_groups"], optimizer.param_groups, strict=True)
-        for number, parameter in zip(group["params"], today["params"], strict=True)
+        number: name
+        for group, own in zip(state["param_groups"], names, strict=True)
+        for number, name in zip(group["params"], own, strict=True)
     }
     return {
         "state": {by_number[number]: values for number, values in state["state"].items()},

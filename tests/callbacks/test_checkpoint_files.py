@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_a_truncated_or_empty_file_is_named(tmp_path: Path) -> None:
     for length in (len(whole) // 2, len(whole) - 1, 10, 0):
         path.write_bytes(whole[:length])
         assert (files.damage(path) or "").startswith(f"{path} is no complete checkpoint file (")
+
+
+def test_a_zip_file_of_something_else_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.ckpt", "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    assert (
+        files.damage(tmp_path / "a.ckpt") == f"{tmp_path / 'a.ckpt'} is no checkpoint: a zip file, and not one of torch"
+    )
 
 
 def test_a_flipped_bit_in_the_weights_is_found_and_torch_alone_would_not(tmp_path: Path) -> None:

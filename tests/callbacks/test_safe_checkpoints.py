@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,13 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot
+from tiny_gpt_run import whole_weights
+from torch.distributed.fsdp import fully_shard
 
 from lit_stable.callbacks import Progress, SafeCheckpoints, checkpoint_files
+from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.safe_checkpoints import FORMAT, KEY
+from lit_stable.strategies.fsdp2 import register_strategies
 
 
 def saved(folder: Path, steps: int = 2, name: str = "a.ckpt", **module: Any) -> Path:
@@ -36,7 +43,9 @@ def test_a_save_is_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert os.listdir(tmp_path) == ["a.ckpt"]
     assert checkpoint_files.damage(path) is None
-    assert torch.load(path, weights_only=True)[KEY] == {"format": FORMAT, "optimizer_steps": [2]}
+    names = ["net.0.weight", "net.0.bias", "net.3.weight", "net.3.bias"]
+    recorded = {"format": FORMAT, "optimizer_steps": [2], "parameters": [[names]]}
+    assert torch.load(path, weights_only=True)[KEY] == recorded
 
 
 def test_what_a_kill_left_is_replaced(tmp_path: Path) -> None:
@@ -57,9 +66,10 @@ def test_a_save_that_fails_leaves_the_previous_one_whole(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(trainer.strategy.checkpoint_io, "save_checkpoint", half)
     path.rename(tmp_path / "start.ckpt")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CheckpointError, match=r"start.ckpt: could not be written \(No space left on device; "):
         trainer.fit(TinyModule(), TinyData())
     assert (tmp_path / "start.ckpt").read_bytes() == before
+    assert os.listdir(tmp_path) == ["start.ckpt"]  # the half that was written takes up no room
 
 
 def test_saving_after_every_micro_batch_changes_nothing(tmp_path: Path) -> None:
@@ -205,3 +215,143 @@ def test_an_evaluation_of_a_checkpoint_leaves_no_trace_in_the_fit_that_follows(t
     trainer.validate(module, TinyData(validation_batches=1), ckpt_path=path, verbose=False)
     trainer.fit(module, TinyData())
     assert Progress.of(trainer).steps == 2
+
+
+# -- another model, or another order of its parameters ---------------------------------------------------------------
+
+
+class Grouped(TinyModule):
+    """Weights and biases in groups of two rates; both their order and that within them can be turned round."""
+
+    def __init__(self, groups_reversed: bool = False, members_reversed: bool = False) -> None:
+        super().__init__()
+        self.groups_step, self.members_step = -1 if groups_reversed else 1, -1 if members_reversed else 1
+        self.net[3] = torch.nn.Linear(8, 8)  # as large as nothing else ...
+        self.net.insert(4, torch.nn.Linear(8, 8))  # ... but this
+        self.net.append(torch.nn.Linear(8, 4))
+        with torch.no_grad():
+            for number, parameter in enumerate(self.net.parameters()):
+                parameter.copy_(torch.linspace(-0.4, 0.5 + 0.01 * number, parameter.numel()).view_as(parameter))
+
+    def configure_optimizers(self) -> Any:
+        weights = [p for p in self.parameters() if p.ndim == 2][:: self.members_step]
+        biases = [p for p in self.parameters() if p.ndim == 1][:: self.members_step]
+        groups = [{"params": weights, "lr": 0.05}, {"params": biases, "lr": 0.01}][:: self.groups_step]
+        optimizer = torch.optim.AdamW(groups, fused=True)
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)]
+
+
+class ShardedGrouped(Grouped):
+    def configure_model(self) -> None:
+        if not hasattr(self.net[0].weight, "full_tensor"):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def fit_grouped(strategy: str, *callbacks: Any, resume: Path | None = None, **order: bool) -> dict[str, torch.Tensor]:
+    register_strategies()
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), *callbacks, max_steps=4, strategy=strategy)
+    module = (Grouped if strategy == "auto" else ShardedGrouped)(**order)
+    trainer.fit(module, TinyData(), ckpt_path=resume)
+    return whole_weights(module)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp2", "fsdp2_full"])
+def test_parameters_in_another_order_get_their_own_moments_and_moved_groups_are_refused(
+    strategy: str, tmp_path: Path
+) -> None:
+    straight = fit_grouped(strategy, SaveAtSteps(tmp_path))
+    resumed = fit_grouped(strategy, resume=tmp_path / "micro-2.ckpt", members_reversed=True)
+    assert_same_bits(resumed, straight)
+    told = r"micro-2.ckpt: net.0.bias stands in group 1 of its optimizer and in group 0 today, and would get another's"
+    with pytest.raises(CheckpointError, match=told):
+        fit_grouped(strategy, resume=tmp_path / "micro-2.ckpt", groups_reversed=True)
+
+
+def test_a_file_of_one_device_goes_on_sharded_with_its_parameters_in_another_order(tmp_path: Path) -> None:
+    straight = fit_grouped("auto", SaveAtSteps(tmp_path))
+    resumed = fit_grouped("fsdp2", resume=tmp_path / "micro-2.ckpt", members_reversed=True)
+    torch.testing.assert_close(resumed, straight)
+
+
+class Wide(Grouped):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[0] = torch.nn.Linear(4, 8, bias=False)
+        self.net[4] = torch.nn.Linear(8, 9)
+        self.net[5] = torch.nn.Linear(9, 4)
+
+
+class ShardedWide(Wide, ShardedGrouped):
+    pass
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp2", "fsdp2_full"])
+def test_a_checkpoint_of_a_model_of_another_shape_is_refused(strategy: str, tmp_path: Path) -> None:
+    fit_grouped(strategy, SaveAtSteps(tmp_path))
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=4, strategy=strategy)
+    told = (
+        r"micro-2.ckpt: is of another model: net.4.weight has shape \(8, 8\) in it and \(9, 8\) in the model"
+        r" \(and 3 more differences\); go on with the model that wrote it"
+    )
+    with pytest.raises(CheckpointError, match=told):
+        trainer.fit(Wide() if strategy == "auto" else ShardedWide(), TinyData(), ckpt_path=tmp_path / "micro-2.ckpt")
+
+
+def test_a_module_that_mends_the_weights_when_they_are_loaded_may(tmp_path: Path) -> None:
+    class Renamed(TinyModule):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"] = {f"old.{k}": v for k, v in checkpoint["state_dict"].items()}
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["state_dict"] = {k.removeprefix("old."): v for k, v in checkpoint["state_dict"].items()}
+
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), SaveAtSteps(tmp_path), max_steps=2)
+    trainer.fit(Renamed(), TinyData())
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=4)
+    trainer.fit(Renamed(), TinyData(), ckpt_path=tmp_path / "micro-2.ckpt")
+    assert trainer.global_step == 4
+
+
+# -- something else under the name of a checkpoint -------------------------------------------------------------------
+
+
+def test_a_file_that_lightning_did_not_write_is_refused(tmp_path: Path) -> None:
+    torch.save(TinyModule().state_dict(), tmp_path / "weights.ckpt")
+    with pytest.raises(CheckpointError, match=r"weights.ckpt: is no Lightning checkpoint but a dict of net.0.weight, "):
+        resume(tmp_path / "weights.ckpt")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp2_full"])
+def test_a_file_that_lightning_did_not_write_is_refused_by_a_sharded_module(strategy: str, tmp_path: Path) -> None:
+    torch.save([1, 2], tmp_path / "list.ckpt")
+    with pytest.raises(CheckpointError, match=r"list.ckpt: is no Lightning checkpoint but a list; give one that"):
+        fit_grouped(strategy, resume=tmp_path / "list.ckpt")
+
+
+def test_weights_saved_alone_are_no_place_to_go_on_from(tmp_path: Path) -> None:
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=1)
+    trainer.fit(TinyModule(), TinyData())
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    with pytest.raises(CheckpointError, match=r"weights.ckpt: holds weights and no optimizer state"):
+        resume(tmp_path / "weights.ckpt")
+    trainer.validate(TinyModule(), TinyData(validation_batches=1), ckpt_path=tmp_path / "weights.ckpt", verbose=False)
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow above 1000 bytes: what a full disk does to a save, and nothing else on this machine."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp2", "fsdp2_full"])
+def test_a_save_that_finds_no_room_is_one_sentence_and_leaves_nothing(
+    strategy: str, tmp_path: Path, small_files: None
+) -> None:
+    with pytest.raises(CheckpointError, match=r"start.ckpt: could not be written \(File too large; \S+ GiB are free"):
+        fit_grouped(strategy, SaveAtSteps(tmp_path))
+    assert os.listdir(tmp_path) == []

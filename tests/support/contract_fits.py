@@ -21,7 +21,7 @@ SAVE_POINTS = ("before_first_step", "mid_window", "step_boundary")
 
 
 class SaveAtPoints(Callback):
-    """Saves once at each of ``SAVE_POINTS``: at the start, within the second step (which has the spike), and after it."""
+    """Saves once at each of ``SAVE_POINTS``: before any step, within the second (it has the spike), and after that."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

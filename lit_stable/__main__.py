@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -41,7 +42,10 @@ exit codes:
   1    failed, or a checkpoint cannot be read or written
   2    the recipe or the command line is wrong; nothing was run
   130  stopped by Ctrl-C, a checkpoint was written
+  141  whoever read the output has gone, as with `| head`
   143  stopped by SIGTERM, a checkpoint was written"""
+
+_READER_GONE = 141  # 128 + SIGPIPE, what a shell reports of other programs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code; the help text lists them.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _answer(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # here, where it can be caught, and not when the interpreter ends
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered still
+        return _READER_GONE
+    return code
+
+
+def _answer(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if arguments else 2

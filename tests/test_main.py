@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from types import ModuleType
@@ -12,7 +13,7 @@ def test_help_lists_every_subcommand_and_exit_code(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in SUBCOMMANDS)
-    assert all(f"\n  {code:<4} " in text for code in (0, 1, 2, 130, 143))
+    assert all(f"\n  {code:<4} " in text for code in (0, 1, 2, 130, 141, 143))
 
 
 def test_no_arguments_show_the_help_and_count_as_a_usage_error(capsys):
@@ -63,6 +64,21 @@ def test_the_module_runs_as_a_program():
     done = subprocess.run([sys.executable, "-m", "lit_stable", "fitt"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "lit-stable: fitt: is no subcommand; did you mean fit?\n"
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000], ids=["buffered to the end", "written at once"])
+def test_a_reader_that_has_gone_is_no_error_of_ours(size):
+    """As with ``| head``: the stand-in prints what a page of ``check`` would be."""
+    code = (
+        "import sys, types; module = sys.modules['lit_stable.cli.main'] = types.ModuleType('main');"
+        f" module.run = lambda argv: print('x' * {size}) or 0;"
+        " from lit_stable.__main__ import main; sys.exit(main(['check']))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_public_names_are_these():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from jsonargparse import get_loader
 
 _CONFIG_OPTIONS = ("--config", "-c")
 _load_yaml = get_loader("yaml")  # jsonargparse's own reading of scalars: 1e-4 is a float, 2024-01-31 is text
+# A default may be a member of an enumeration where the option is text, as in Lightning's Timer; YAML knows its value.
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
 
 
 class RecipeError(ValueError):

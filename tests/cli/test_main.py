@@ -215,6 +215,16 @@ def test_all_problems_that_the_parser_sees_come_together(tmp_path):
         assert text in done.err
 
 
+def test_lightnings_timer_has_an_enumeration_for_a_default_and_goes_into_the_stored_recipe(fitted):
+    timer = "{timer: {class_path: lightning.pytorch.callbacks.Timer, init_args: {duration: '00:01:00:00'}}}"
+    words = ["--run.name", "timed", "--stability.extra", timer]
+    fit("--config", fitted.recipe, *words, "--trainer.max_steps", "1")
+    stored = fitted.folder / "runs" / "timed" / "0001" / "recipe-01.yaml"
+    extra = yaml.safe_load(stored.read_text())["stability"]["extra"]
+    assert extra["timer"]["init_args"] == {"duration": "00:01:00:00", "interval": "step", "verbose": True}
+    assert steps_of(fit("--config", stored, "--resume", "auto", "--trainer.max_steps", "2")) == [2]
+
+
 # -- the recipe wins over the checkpoint (D1, D2) --------------------------------------------------------------------
 
 

@@ -6,8 +6,7 @@ to whatever parameter has the same shape. So the names are saved beside it, and 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,17 @@ from .module_patterns import unwrapped
 Groups = list[list[str]]  # by group of the optimizer, the names of its parameters in their order
 
 
-def names_by_group(optimizer: Optimizer, module: nn.Module) -> Groups:
-    """The names of an optimizer's parameters as they are without wrappers; one that the module lacks has a number."""
+def names_by_group(optimizer: Optimizer, module: nn.Module) -> Groups | None:
+    """The names of an optimizer's parameters as they are without wrappers; ``None`` if one is none of the module's."""
     names = {parameter: unwrapped(name) for name, parameter in module.named_parameters()}
-    places = itertools.count()
-    return [
-        [names.get(parameter, f"parameter {place}") for parameter, place in zip(group["params"], places, strict=False)]
-        for group in optimizer.param_groups
-    ]
+    groups = [group["params"] for group in optimizer.param_groups]
+    if any(parameter not in names for group in groups for parameter in group):
+        return None
+    return [[names[parameter] for parameter in group] for group in groups]
 
 
 def in_todays_order(
-    path: Path, checkpoint: Mapping[str, Any], saved: list[Groups], found: list[Groups]
+    path: Path, checkpoint: Mapping[str, Any], saved: Sequence[Groups | None], found: Sequence[Groups | None]
 ) -> dict[str, Any]:
     """A checkpoint whose optimizer states, where they go by place, list the parameters as today's optimizers do.
 
@@ -40,22 +38,24 @@ def in_todays_order(
     Args:
         path: Of the checkpoint.
         checkpoint: As it was loaded; sharded optimizer states are not in it.
-        saved: The names in each optimizer's groups when it was written.
+        saved: The names in each optimizer's groups when it was written; ``None`` where they were not known.
         found: The same today.
 
     Raises:
         CheckpointError: when a parameter stands in another group than before.
     """
     states = checkpoint.get("optimizer_states")
-    ordered = []
+    ordered = [] if states is None else [*states]
     for number, (before, now) in enumerate(zip(saved, found, strict=False)):
+        if before is None or now is None:
+            continue
         by_place = states is not None and _is_by_place(states[number])
         if apart := difference(before, now, by_place):
             raise CheckpointError(
                 f"{path}: {apart}, and would get another's state or rate; build the optimizer's groups as they were."
             )
-        if states is not None:
-            ordered.append(_reordered(states[number], before, now) if by_place else states[number])
+        if by_place:
+            ordered[number] = _reordered(ordered[number], before, now)
     return {**checkpoint} if states is None else {**checkpoint, "optimizer_states": ordered}
 
 

@@ -47,7 +47,8 @@ def load_one_file(
     return checkpoint
 
 
-def _by_name(path: Path, optimizer: Optimizer, state: dict[str, Any], names: Groups) -> dict[str, Any]:
+def _by_name(path: Path, optimizer: Optimizer, state: dict[str, Any], names: Groups | None) -> dict[str, Any]:
+    assert names is not None, "today's optimizer holds this module's parameters"
     saved = [(group.get("name"), len(group["params"])) for group in state["param_groups"]]
     found = [(group.get("name"), len(group["params"])) for group in optimizer.param_groups]
     if saved != found:

@@ -38,8 +38,16 @@ def moments(optimizer: torch.optim.Optimizer) -> list[float]:
 def test_names_are_those_without_wrappers_by_group(module: nn.Module) -> None:
     compiled = nn.ModuleDict({"_orig_mod": module})
     a, b = module["a"], module["b"]
-    optimizer = torch.optim.SGD([{"params": [a.weight, b.weight]}, {"params": [b.bias, nn.Parameter(torch.ones(1))]}])
-    assert names_by_group(optimizer, compiled) == [[A, C], [D, "parameter 3"]]
+    optimizer = torch.optim.SGD([{"params": [a.weight, b.weight]}, {"params": [b.bias]}])
+    assert names_by_group(optimizer, compiled) == [[A, C], [D]]
+
+
+def test_an_optimizer_of_somebody_elses_parameters_has_no_names_and_loads_as_it_is(module: nn.Module) -> None:
+    optimizer = torch.optim.SGD([module["a"].weight, nn.Parameter(torch.ones(1))])
+    assert names_by_group(optimizer, module) is None
+    checkpoint = {"optimizer_states": [{"param_groups": [{"params": [0, 1]}]}]}
+    assert in_todays_order(Path("x"), checkpoint, [None], [[[A, B]]]) == checkpoint
+    assert in_todays_order(Path("x"), checkpoint, [[[A, B]]], [None]) == checkpoint
 
 
 def test_torch_alone_gives_parameters_of_equal_shape_each_others_moments(module: nn.Module) -> None:

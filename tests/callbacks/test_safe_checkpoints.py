@@ -267,6 +267,19 @@ def test_parameters_in_another_order_get_their_own_moments_and_moved_groups_are_
         fit_grouped(strategy, resume=tmp_path / "micro-2.ckpt", groups_reversed=True)
 
 
+def test_names_are_saved_behind_a_validation_too_when_a_sharded_root_is_gathered_still(tmp_path: Path) -> None:
+    class Validated(ShardedGrouped):
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.net(batch)
+
+    save = Watch("on_validation_end", lambda trainer: trainer.save_checkpoint(tmp_path / "validated.ckpt"))
+    options = {"val_check_interval": 2, "check_val_every_n_epoch": None, "strategy": "fsdp2"}
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), save, max_steps=2, **options)
+    trainer.fit(Validated(), TinyData(validation_batches=1))
+    (groups,) = torch.load(tmp_path / "validated.ckpt" / "meta.pt")[KEY]["parameters"]
+    assert [names[0] for names in groups] == ["net.0.weight", "net.0.bias"]
+
+
 def test_a_file_of_one_device_goes_on_sharded_with_its_parameters_in_another_order(tmp_path: Path) -> None:
     straight = fit_grouped("auto", SaveAtSteps(tmp_path))
     resumed = fit_grouped("fsdp2", resume=tmp_path / "micro-2.ckpt", members_reversed=True)

@@ -6,22 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
+from no_sync import NoSync
 from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, fit, tiny_module
 
 from lit_stable.callbacks import AccumulationWindows, GracefulStop, GradClip, SafeCheckpoints, StepSeed
 
 pytestmark = pytest.mark.gpu
-
-
-class NoSync(Callback):
-    """Any host wait for the device in steps 3 to 8 raises."""
-
-    def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-        torch.cuda.set_sync_debug_mode("error" if 2 <= trainer.global_step < 8 else "default")
-
-    def teardown(self, *args: Any, **kwargs: Any) -> None:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp2"])

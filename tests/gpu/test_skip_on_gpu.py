@@ -8,21 +8,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
+from no_sync import NoSync
 from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 
 from lit_stable.callbacks import AccumulationWindows, GradClip, GradSpikeSkip, Progress
 from lit_stable.callbacks.event_ring import LAG
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:GradSpikeSkip")]
-
-
-def no_sync() -> list[Watch]:
-    """Any host wait for the device in steps 3 to 9 raises."""
-    mode = torch.cuda.set_sync_debug_mode
-    return [
-        Watch("on_train_batch_start", lambda t, *rest: mode("error" if 2 <= t.global_step < 9 else "default")),
-        Watch("teardown", lambda *rest: mode("default")),
-    ]
 
 
 class HeldScheduler(TinyModule):
@@ -44,7 +36,7 @@ def on_gpu(*callbacks: Any, **options: Any) -> Any:
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_no_step_waits_for_the_device_though_some_are_skipped_and_held(signal: str, precision: str) -> None:
     callback = strict(signal=signal, schedule_on_skip="hold", ratio=50.0, threshold=1e3)
-    own = [callback, GradClip(0.5), AccumulationWindows(4, 2), *no_sync()]
+    own = [callback, GradClip(0.5), AccumulationWindows(4, 2), NoSync()]
     trainer = on_gpu(*own, precision=precision)
     trainer.fit(HeldScheduler(adamw(lr=1e-3), poison={4: 1e5, 5: math.nan}), TinyData())
     assert [e.step for e in callback.events] == [5, 6]

@@ -40,7 +40,7 @@ class Entry:
     width: int = 8
     """Hidden features of the module."""
     waits: bool = False
-    """Whether its steps may wait for the device."""
+    """Whether its steps may wait for the device, after the first two."""
     no_scaler: str = ""
     """What it says when it refuses a gradient scaler."""
 
@@ -58,7 +58,7 @@ ENTRIES = {
     "GradSpikeSkip": Entry({"threshold": 30.0}, idle={}),
     "LROverride": Entry({"start": 1, "factor": 0.5, "betas": (0.5, 0.9)}, idle={"start": 1_000_000, "factor": 0.5}),
     "LayerNormFreeze": Entry({"rules": [{"start": 1, "stop": 3}]}, idle={"rules": [{"start": 1_000_000}]}),
-    "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}, waits=True),
+    "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}),
     "Progress": Entry(),
     "SafeCheckpoints": Entry(),
     "SequenceLengthWarmup": Entry(
@@ -72,7 +72,7 @@ ENTRIES = {
         waits=True,
     ),
     "StepSeed": Entry({"seed": 1}, draws=True),
-    "ValidateEverySteps": Entry({"every": 2}),
+    "ValidateEverySteps": Entry({"every": 2}, waits=True),  # a validation does
 }
 
 

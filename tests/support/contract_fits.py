@@ -12,6 +12,7 @@ import torch.distributed as dist
 from contract_entries import CLASSES, ENTRIES, make, takes_action
 from contract_project import GLOBAL_BATCH, MICRO_BATCH, Host, fit
 from lightning.pytorch import Callback, LightningModule, Trainer
+from no_sync import NoSync
 from tiny_fit import train_more
 from torch import Tensor
 
@@ -23,9 +24,9 @@ SAVE_POINTS = ("before_first_step", "mid_window", "step_boundary")
 class SaveAtPoints(Callback):
     """Saves once at each of ``SAVE_POINTS``: before any step, within the second (it has the spike), and after that."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, points: tuple[str, ...] = SAVE_POINTS) -> None:
         self.folder = folder
-        self.left = list(SAVE_POINTS)
+        self.left = list(points)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._save(trainer, "before_first_step")
@@ -130,41 +131,69 @@ def company_alone(host: Host, width: int) -> Run:
     return Run(fit_in_company(host, None, width=width))
 
 
-class Runs:
-    """All fits that the promises of one callback look at; every rank makes them, before anything is judged."""
+class QuickRuns:
+    """A fit that saves once, within a window, and one that goes on from there."""
+
+    points: tuple[str, ...] = ("mid_window",)
 
     def __init__(self, name: str, host: Host, folder: Path) -> None:
-        entry = ENTRIES[name]
-        self.name, self.host, self.folder = name, host, folder
+        self.name, self.host, self.folder, self.entry = name, host, folder, ENTRIES[name]
         folder.mkdir(parents=True, exist_ok=True)
-        dropout = 0.0 if entry.draws else 0.3
-        self.bare, self.left_by_itself = bare(host, dropout, entry.width)
-        self.company = company_alone(host, entry.width)
-        self.idle = Run(fit_alone(host, name, entry.acts if entry.idle is None else entry.idle, dropout, entry.width))
-        self.log: Run | None = None
-        if takes_action(name):
-            self.log = Run(fit_alone(host, name, {**entry.acts, "action": "log"}, dropout, entry.width))
-        trainer = self._in_company()
-        self.straight, self.left_behind = Run(trainer), touched(trainer)
-        self.saving = Run(self._in_company(SaveAtPoints(folder)))
-        self.resumed = {point: Run(self._resume(point)) for point in SAVE_POINTS}
-        self.second_fit = self._fit_again(trainer)
+        self.dropout = 0.0 if self.entry.draws else 0.3
+        self.bare, self.left_by_itself = bare(host, self.dropout, self.entry.width)
+        self._fit()
         # Under sharding each rank has other pieces of the weights.
         whole = None if host.sharded else self.straight.weights
         runs = [self.straight, *self.resumed.values()]
         self.ranks = gathered([whole, [[run.states, run.rates, run.metrics] for run in runs]])
 
+    def _fit(self) -> None:
+        trainer = self._in_company(SaveAtPoints(self.folder, self.points))
+        self.straight, self.left_behind = Run(trainer), touched(trainer)
+        self.resumed = {point: Run(self._resume(point)) for point in self.points}
+
     def _in_company(self, *others: Callback, **options: Any) -> Trainer:
-        return fit_in_company(self.host, self.name, *others, width=ENTRIES[self.name].width, **options)
+        return fit_in_company(self.host, self.name, *others, width=self.entry.width, **options)
 
     def _resume(self, point: str) -> Trainer:
         torch.manual_seed(1234)  # whatever the generators held before must not matter
         return self._in_company(resume=self.folder / f"{point}.ckpt")
 
-    def _fit_again(self, trainer: Any) -> list[int]:
+
+class Runs(QuickRuns):
+    """All fits that the promises of one callback look at; every rank makes them, before anything is judged."""
+
+    points = SAVE_POINTS
+
+    def _fit(self) -> None:
+        acts, idle = self.entry.acts, self.entry.idle
+        self.company = company_alone(self.host, self.entry.width)
+        self.idle = self._alone(acts if idle is None else idle)
+        self.log = self._alone({**acts, "action": "log"}) if takes_action(self.name) else None
+        trainer = self._in_company()
+        self.straight, self.left_behind = Run(trainer), touched(trainer)
+        self.saving = Run(self._in_company(SaveAtPoints(self.folder)))
+        self.resumed = {point: Run(self._resume(point)) for point in self.points}
+        self.second_fit = self._fit_again(trainer)
+
+    def _alone(self, arguments: dict[str, Any]) -> Run:
+        return Run(fit_alone(self.host, self.name, arguments, self.dropout, self.entry.width))
+
+    @staticmethod
+    def _fit_again(trainer: Any) -> list[int]:
         train_more(trainer, 2)
         trainer.fit(trainer.lightning_module, trainer.datamodule)
         return [trainer.global_step, Progress.of(trainer).steps]
+
+
+def fit_without_waiting(host: Host, name: str) -> Trainer:
+    """Twelve steps in company, with two spikes; where it promises so, steps 3 to 9 may not wait for the device.
+
+    Nothing is logged in those steps, and nothing validated, but by a callback whose work it is.
+    """
+    quiet = {"steps": 12, "log_every_n_steps": 100, "val_check_interval": 1_000_000, "poison": {1: 1e4, 5: 1e4}}
+    watch = [] if ENTRIES[name].waits else [NoSync()]
+    return fit_in_company(host, name, *watch, width=ENTRIES[name].width, **quiet)
 
 
 def gathered(value: Any) -> list[Any]:

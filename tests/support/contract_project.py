@@ -52,12 +52,12 @@ class Host:
 
     def _where(self) -> dict[str, Any]:
         # A rank that is left alone must not wait for the others for half an hour.
-        minute = timedelta(minutes=1)
+        minutes = timedelta(minutes=2)
         strategies = {
             "auto": lambda: "auto",
-            "ddp": lambda: DDPStrategy(timeout=minute),
-            "fsdp": lambda: FSDPStrategy(auto_wrap_policy={nn.Linear}, state_dict_type="sharded", timeout=minute),
-            "fsdp2": lambda: FSDP2Strategy(timeout_minutes=1),
+            "ddp": lambda: DDPStrategy(timeout=minutes),
+            "fsdp": lambda: FSDPStrategy(auto_wrap_policy={nn.Linear}, state_dict_type="sharded", timeout=minutes),
+            "fsdp2": lambda: FSDP2Strategy(timeout_minutes=2),
         }
         return {"accelerator": self.accelerator, "devices": self.ranks, "strategy": strategies[self.strategy]()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,13 +32,26 @@ def run_scenarios(
     root = str(SUPPORT.parent.parent)
     path = os.pathsep.join([root, str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SCENARIO_FOLDER": str(folder)}
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=timeout)
-    output = f"{processes} ranks ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    output = f"{processes} ranks {_run(command, environ, folder, timeout)}"
     if not results.exists():
         pytest.fail(output)
     found: dict[str, Any] = json.loads(results.read_text())
     # A rank that died took the launch with it: what it did not reach fails with what was printed.
     return {name: found.get(name, {"error": output}) for name in names}
+
+
+def _run(command: list[str], environ: dict[str, str], folder: Path, timeout: float) -> str:
+    """How a launch ended and the end of what it printed; one that takes too long is ended with all its ranks."""
+    log = folder / "launch.log"
+    with log.open("w") as file:
+        launch = subprocess.Popen(command, env=environ, cwd=folder, stdout=file, stderr=file, start_new_session=True)
+        try:
+            ended = f"ended with {launch.wait(timeout)}"
+        except subprocess.TimeoutExpired:
+            os.killpg(launch.pid, signal.SIGKILL)
+            launch.wait()
+            ended = f"were ended after {timeout:.0f} s"
+    return f"{ended}:\n{log.read_text(errors='replace')[-8000:]}"
 
 
 def of(*names: str) -> pytest.MarkDecorator:

@@ -9,12 +9,10 @@ from typing import Any
 
 import rank_scenarios
 from contract_entries import ENTRIES
-from contract_fits import Runs, gathered
+from contract_fits import QuickRuns, Runs, gathered
 from contract_project import Host
 from contract_promises import broken
 from rank_scenarios import SCENARIOS, main
-
-SHARDED = ("fsdp", "fsdp2")
 
 
 def scenario_names(*strategies: str) -> list[str]:
@@ -24,11 +22,12 @@ def scenario_names(*strategies: str) -> list[str]:
 
 def contract(strategy: str, name: str) -> dict[str, Any]:
     """By promise what is wrong with it on each rank."""
-    accelerator = rank_scenarios.ACCELERATOR
-    precision = "32-true" if accelerator == "cpu" else "bf16-mixed"
-    host = Host(strategy, ranks=2, accelerator=accelerator, precision=precision)
     folder = Path(os.environ["SCENARIO_FOLDER"]) / f"{strategy}-{name}"  # every rank knows it, before there is a group
-    by_rank = gathered(broken(Runs(name, host, folder)))
+    if rank_scenarios.ACCELERATOR == "cpu":
+        runs: QuickRuns = Runs(name, Host(strategy, ranks=2), folder)
+    else:
+        runs = QuickRuns(name, Host(strategy, ranks=2, accelerator="gpu", precision="bf16-mixed"), folder)
+    by_rank = gathered(broken(runs))
     return {promise: [wrong[promise] for wrong in by_rank] for promise in by_rank[0]}
 
 

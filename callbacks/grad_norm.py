@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 
 from .base import StabilityCallback, find_or_install, is_logging_step
 from .private_names import fsdp1_shards, loss_scale, unscales_in_step
+from .shards import OverShards, fsdp1_model, shard_groups, summed_piece
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -49,10 +49,10 @@ def global_grad_norm(
     pieces: dict[tuple[Any, ...], list[Tensor]] = defaultdict(list)
     for parameter in parameters:
         # The key is made from the parameter, which every rank has, not from the gradient, which one may lack.
-        key = (shard_group,) if parameter in shards else _sharded_over(parameter)
+        key = (shard_group,) if parameter in shards else shard_groups(parameter)
         local = pieces[key]
         if parameter.grad is not None:
-            local.append(_local(parameter.grad))
+            local.append(summed_piece(parameter.grad))
     return _largest(pieces, device) if norm_type == "inf" else _root_of_squares(pieces, device)
 
 
@@ -85,26 +85,28 @@ def _largest(pieces: dict[tuple[Any, ...], list[Tensor]], device: torch.device) 
     return total
 
 
-def _sharded_over(parameter: Tensor) -> tuple[Any, ...]:
-    if not isinstance(parameter, DTensor):
-        return ()
-    mesh = parameter.device_mesh
-    # Not `is_shard()`: FSDP2 over tensor parallelism places strided shards, which say they are none.
-    split = [not p.is_replicate() and not p.is_partial() for p in parameter.placements]
-    return tuple(mesh.get_group(i) for i, is_split in enumerate(split) if is_split and mesh.size(i) > 1)
+def tensor_norms(parameters: Sequence[nn.Parameter], over_shards: OverShards, norm_type: NormType = "l2") -> Tensor:
+    """Norm of each gradient by itself, whole on every rank.
 
+    Args:
+        parameters: Those whose ``.grad`` counts; a gradient of ``None`` has norm 0.
+        over_shards: Made from the same parameters.
+        norm_type: As of :func:`global_grad_norm`.
 
-def _local(grad: Tensor) -> Tensor:
-    if not isinstance(grad, DTensor):
-        return grad
-    if any(p.is_partial() for p in grad.placements):  # sums still owed between ranks
-        grad = grad.redistribute(placements=[Replicate() if p.is_partial() else p for p in grad.placements])
-    return grad.to_local()
-
-
-def has_fsdp1(model: Any) -> bool:
-    """Whether FSDP1 wraps the model or a part of it."""
-    return isinstance(model, nn.Module) and any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+    Returns:
+        (n,), fp32, on the device of the first parameter, equal on all ranks. Non-finite where the gradient is.
+    """
+    device = parameters[0].device
+    pieces = {i: summed_piece(p.grad) for i, p in enumerate(parameters) if p.grad is not None}
+    filled = {i: t for i, t in pieces.items() if t.numel()}  # an empty shard has no largest element
+    order = math.inf if norm_type == "inf" else 2.0
+    measured = torch._foreach_norm(list(filled.values()), order, torch.float32) if filled else ()
+    found = dict(zip(filled, measured, strict=True))
+    nothing = torch.zeros((), device=device)
+    norms = torch.stack([found[i].to(device) if i in found else nothing for i in range(len(parameters))])
+    if norm_type == "inf":
+        return over_shards.largest(torch.where(norms.isnan(), math.inf, norms))
+    return over_shards.sum(norms.square()).sqrt()
 
 
 class GradNorm(StabilityCallback):
@@ -127,6 +129,9 @@ class GradNorm(StabilityCallback):
     def __init__(self) -> None:
         self.value: Tensor | None = None
         self._fsdp1: nn.Module | None = None
+        self._scale: Tensor | None = None  # by which the gradients of this step are still multiplied
+        self._over_shards: OverShards | None = None
+        self._each: dict[NormType, Tensor] = {}
 
     @staticmethod
     def of(trainer: Trainer) -> GradNorm:
@@ -134,22 +139,39 @@ class GradNorm(StabilityCallback):
         return find_or_install(trainer, GradNorm)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        model = trainer.strategy.model
-        self._fsdp1 = model if has_fsdp1(model) else None
+        self._fsdp1 = fsdp1_model(trainer)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self._scale = loss_scale(trainer) if unscales_in_step(optimizer) else None
+        self._each = {}
         self.value = self.measure(optimizer)
-        scale = loss_scale(trainer)
-        if scale is not None and unscales_in_step(optimizer):  # the gradients are still multiplied by it
-            self.value = self.value / scale
         if is_logging_step(trainer):
             pl_module.log("stability/grad_norm", self.value)
 
     def measure(self, optimizer: Any, norm_type: NormType = "l2") -> Tensor:
-        """The norm of an optimizer's gradients as they are now, under whatever strategy runs."""
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        """The norm of an optimizer's gradients as they are now, without the loss scale, under whatever strategy."""
         with torch.no_grad():
-            return global_grad_norm(parameters, self._fsdp1, norm_type)
+            norm = global_grad_norm(_parameters(optimizer), self._fsdp1, norm_type)
+        return norm if self._scale is None else norm / self._scale
+
+    def measure_each(self, optimizer: Any, norm_type: NormType = "l2") -> Tensor:
+        """Norm of each gradient by itself, (n,) in the order of the optimizer's groups, without the loss scale.
+
+        Taken once per step however many ask, by the first: clipping by parts changes the gradients.
+        """
+        if norm_type not in self._each:
+            parameters = _parameters(optimizer)
+            if self._over_shards is None:
+                self._over_shards = OverShards(parameters, self._fsdp1)
+            with torch.no_grad():
+                norms = tensor_norms(parameters, self._over_shards, norm_type)
+            self._each[norm_type] = norms if self._scale is None else norms / self._scale
+        return self._each[norm_type]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.value = self._fsdp1 = None
+        self.value = self._fsdp1 = self._scale = self._over_shards = None
+        self._each = {}
+
+
+def _parameters(optimizer: Any) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -8,11 +8,11 @@ from torch import nn
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info
 from .freeze_rules import FreezeRule, Rule, check_rules
-from .grad_norm import has_fsdp1
 from .module_patterns import import_types, norm_parameter_names, select, unwrapped
 from .optimizer_state import initialise_state, zero_state
 from .progress import Progress
 from .rounding import warn_of_rounding
+from .shards import has_flat_parameters, has_fsdp1
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -238,7 +238,7 @@ def _listed(names: list[str]) -> str:
 
 def refuse_what_cannot_freeze_parts(trainer: Trainer) -> None:
     """Raise under an FSDP1 whose flat parameters mix frozen and free ones, or with a scaler that needs gradients."""
-    if getattr(trainer.strategy, "kwargs", {}).get("use_orig_params") is False:
+    if has_flat_parameters(trainer):
         raise MisconfigurationException(
             "`FSDPStrategy(use_orig_params=False)`: its flat parameters hold frozen and trained ones together, so"
             " `LayerNormFreeze` could freeze neither alone; set use_orig_params=True."

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 # A fused torch optimizer reads two attributes at `step()`: `found_inf` (1.0: weights, moments and step count stay
 # untouched, bit for bit, even if gradients are NaN) and `grad_scale` (gradients are divided by it in the kernel).
 FOUND_INF, GRAD_SCALE = "found_inf", "grad_scale"
-# A gradient scaler overwrites `found_inf` just before the step: what we asked for is kept under a name of our own.
-KEPT = "stability_found_inf"
+# A gradient scaler writes both just before the step, and what it makes of a `grad_scale` that is there has changed with
+# torch's versions: what we asked for is kept under names of our own.
+KEPT, KEPT_DIVISOR = "stability_found_inf", "stability_divisor"
 
 
 def is_fused(optimizer: Any) -> bool:
@@ -49,11 +50,12 @@ def skip_step(trainer: Trainer, optimizer: Any, skip: Tensor) -> None:
             parameter.grad = None
 
 
-def divide_gradients(optimizer: Any, divisor: Tensor) -> None:
+def divide_gradients(trainer: Trainer, optimizer: Any, divisor: Tensor) -> None:
     """Divide all gradients of this step by ``divisor`` (0-d fp32 tensor), inside the kernel where it is fused."""
     if is_fused(optimizer):
-        earlier = getattr(optimizer, GRAD_SCALE, None)
-        setattr(optimizer, GRAD_SCALE, divisor if earlier is None else earlier * divisor)
+        name = KEPT_DIVISOR if has_scaler(trainer) else GRAD_SCALE
+        earlier = getattr(optimizer, name, None)
+        setattr(optimizer, name, divisor if earlier is None else earlier * divisor)
         return
     if local := local_gradients(optimizer):
         torch._foreach_div_(local, divisor)
@@ -65,31 +67,49 @@ def local_gradients(optimizer: Any) -> list[Tensor]:
     return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
 
 
+def has_scaler(trainer: Trainer) -> bool:
+    """Whether a gradient scaler takes the steps, as under 16-bit mixed precision."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    return scaler is not None and bool(scaler.is_enabled())
+
+
 def clear(optimizer: Any) -> None:
     """Take the attributes away again; a step without our callbacks must find none."""
-    for name in (FOUND_INF, GRAD_SCALE, KEPT):
+    for name in (FOUND_INF, GRAD_SCALE, KEPT, KEPT_DIVISOR):
         optimizer.__dict__.pop(name, None)
 
 
-def clear_after_each_step(optimizer: Any) -> Any:
-    """Register :func:`clear` as the optimizer's step post-hook; returns the handle that removes it."""
+def clear_all(trainer: Trainer) -> None:
+    """:func:`clear` for every optimizer: at the end, and before each batch, since a step may not have come.
+
+    A gradient scaler takes none where ``training_step`` returned no loss.
+    """
+    for optimizer in trainer.optimizers:
+        clear(optimizer)
+
+
+def hook_steps(trainer: Trainer, optimizer: Any) -> Any:
+    """Register what :func:`skip_step` and :func:`divide_gradients` need around each step of a fit.
+
+    Without a scaler the attributes are taken away after the step. With one they are merged with its own just before
+    the step: it decides by its own finding alone whether to lower the loss scale, so a skip of ours does not halve it,
+    and takes its two attributes away itself. Any number of callbacks may call this.
+
+    Returns:
+        The handle that removes the hook.
+    """
+    if has_scaler(trainer):
+        return optimizer.register_step_pre_hook(lambda opt, args, kwargs: _merge(opt))
     return optimizer.register_step_post_hook(lambda opt, args, kwargs: clear(opt))
 
 
-def skip_under_scaler(optimizer: Any) -> Any:
-    """Make :func:`skip_step` hold under a gradient scaler; use instead of :func:`clear_after_each_step`.
-
-    Just before the step the flag is merged with what the scaler found. The scaler decides by its own finding alone
-    whether to lower the loss scale, so a skip of ours does not halve it. It also takes the two attributes away itself.
-    Returns the handle that removes the hook.
-    """
-
-    def merge(opt: Any, args: Any, kwargs: Any) -> None:
-        kept = opt.__dict__.pop(KEPT, None)
-        if kept is not None and hasattr(opt, FOUND_INF):
-            setattr(opt, FOUND_INF, torch.maximum(getattr(opt, FOUND_INF), kept))
-
-    return optimizer.register_step_pre_hook(merge)
+def _merge(optimizer: Any) -> None:
+    skip, divisor = (optimizer.__dict__.pop(name, None) for name in (KEPT, KEPT_DIVISOR))
+    if skip is not None and hasattr(optimizer, FOUND_INF):
+        setattr(optimizer, FOUND_INF, torch.maximum(getattr(optimizer, FOUND_INF), skip))
+    if divisor is not None:
+        scale = getattr(optimizer, GRAD_SCALE, None)
+        setattr(optimizer, GRAD_SCALE, divisor if scale is None else scale * divisor)
 
 
 def tell_of_sync(optimizer: Any, who: str) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step
-from .device_step import clear, clear_after_each_step, is_fused, skip_step, skip_under_scaler, tell_of_sync
+from .device_step import clear_all, hook_steps, is_fused, skip_step, tell_of_sync
 from .grad_norm import GradNorm
 from .private_names import loss_scale
 from .progress import Mark, Progress
@@ -162,15 +162,15 @@ class GradSpikeSkip(StabilityCallback):
         if self.schedule_on_skip == "hold":
             refuse_rare_schedulers(trainer, "GradSpikeSkip")
         for optimizer in trainer.optimizers:
-            if not is_fused(optimizer):
-                tell_of_sync(optimizer, "GradSpikeSkip")
-            elif getattr(trainer.precision_plugin, "scaler", None) is not None:
-                self._handles.append(skip_under_scaler(optimizer))
+            if is_fused(optimizer):
+                self._handles.append(hook_steps(trainer, optimizer))
             else:
-                self._handles.append(clear_after_each_step(optimizer))
+                tell_of_sync(optimizer, "GradSpikeSkip")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._hold.release()
+        if self._handles:
+            clear_all(trainer)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._loss.add(loss)
@@ -246,5 +246,4 @@ class GradSpikeSkip(StabilityCallback):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        for optimizer in trainer.optimizers:
-            clear(optimizer)
+        clear_all(trainer)

@@ -84,7 +84,7 @@ def select(module: nn.Module, patterns: Sequence[str], norms: Norms, extra: tupl
     modules = [(unwrapped(name), m) for name, m in module.named_modules(remove_duplicate=False)]
     selected: set[nn.Parameter] = set()
     for pattern in patterns:
-        matching = [(name, m) for name, m in modules if any(fnmatchcase(n, pattern) for n in _with_ancestors(name))]
+        matching = [(name, m) for name, m in modules if any(fnmatchcase(n, pattern) for n in with_ancestors(name))]
         owners = [m for _, m in matching if norms == "with" or is_norm(m, extra) == (norms == "only")]
         parameters = {p for m in owners for p in m.parameters(recurse=False)}
         if not parameters:
@@ -93,7 +93,7 @@ def select(module: nn.Module, patterns: Sequence[str], norms: Norms, extra: tupl
     return {unwrapped(name) for name, parameter in module.named_parameters() if parameter in selected}
 
 
-def _with_ancestors(name: str) -> Iterator[str]:
+def with_ancestors(name: str) -> Iterator[str]:
     parts = name.split(".")
     return (".".join(parts[:end]) for end in range(1, len(parts) + 1))
 

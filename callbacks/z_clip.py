@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .base import MisconfigurationException
+from .part_statistics import PartStatistics
 
 #: Least spread, as a fraction of the mean. A flat history would make every later norm an outlier.
 FLOOR = 0.01
@@ -41,45 +43,34 @@ class ZClip:
             raise MisconfigurationException("\n".join(problems))
 
 
-class NormStatistics:
-    """Running mean and variance of a norm, kept and judged on its device: nothing here waits for it.
+class NormStatistics(PartStatistics):
+    """Running mean and variance of the norm of each part.
 
     Mean and variance of the first ``warmup_steps`` norms are exact; from then on they are exponential averages. A norm
     above ``mean + z_threshold * spread`` is to be clipped to ``mean + z_threshold^2 * spread / z``, the lower the
-    farther it is out (the paper's reciprocal clipping), and enters the averages at that value. One that is not finite
-    enters nothing. Unlike in the paper the spread is at least 1 % of the mean.
+    farther it is out (the paper's reciprocal clipping), and enters the averages at that value. Unlike in the paper the
+    spread is at least 1 % of the mean.
 
     After a lasting rise norms stay clipped near the old level and the averages hardly follow, as in the paper: the
     fraction of clipped steps tells.
     """
 
+    rows: ClassVar[int] = 3  # norms counted (up to warmup_steps), mean, variance
+
     def __init__(self, options: ZClip) -> None:
+        super().__init__()
         self.options = options
-        self.values = torch.zeros(3)  # norms counted (up to warmup_steps), mean, variance
 
-    def to(self, device: torch.device) -> None:
-        """Move the state beside the norms. Waits for the device, so not within a step."""
-        self.values = self.values.to(device)
-
-    def judge(self, norm: Tensor) -> tuple[Tensor, Tensor]:
-        """Take one norm in, and say what it may be.
-
-        Args:
-            norm: 0-d fp32, of this step, on the device of the state.
-
-        Returns:
-            Two 0-d tensors: the largest value that this norm may keep (infinite if it is no outlier), and the level
-            above which it would have been one (infinite while the statistics warm up).
-        """
+    def judge(self, norms: Tensor, total: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
         z_threshold, decay = self.options.z_threshold, self.options.decay
         count, mean, variance = self.values.unbind()
         warming_up = count < self.options.warmup_steps
         spread = torch.maximum(variance.sqrt(), FLOOR * mean)
         level = torch.where(warming_up, math.inf, mean + z_threshold * spread)
-        outlier = torch.isfinite(norm) & (norm > level) & (spread > 0)
-        z = (norm - mean) / spread  # not a number while nothing is known; not used then
+        outlier = torch.isfinite(norms) & (norms > level) & (spread > 0)
+        z = (norms - mean) / spread  # not a number while nothing is known; not used then
         limit = torch.where(outlier, mean + z_threshold**2 * spread / z, math.inf)
-        kept = torch.minimum(norm, limit)
+        kept = torch.minimum(norms, limit)
 
         first = kept - mean
         exact_mean = mean + first / (count + 1)
@@ -93,5 +84,5 @@ class NormStatistics:
                 torch.where(warming_up, exact_variance, new_variance),
             ]
         )
-        self.values = torch.where(torch.isfinite(norm), new, self.values)
+        self._take_in(new, norms, accepted)
         return limit, level

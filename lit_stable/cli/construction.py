@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from jsonargparse import Namespace
+from lightning.pytorch import Callback
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_stable.callbacks.base import MisconfigurationException
@@ -85,4 +87,14 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]
         if options is not None:
-            yield "", partial(feature, **options.as_dict().get("init_args", {}))
+            yield "", partial(_build_feature, feature, options.as_dict().get("init_args", {}))
+
+
+def _build_feature(feature: type[Callback], options: dict[str, Any]) -> Callback:
+    """Options of an option arrive as a plain mapping; its class checks them."""
+    hints = get_type_hints(feature.__init__)
+    for name, value in options.items():
+        nested = next((kind for kind in get_args(hints.get(name)) if is_dataclass(kind)), None)
+        if nested is not None and isinstance(value, dict):
+            options = {**options, name: nested(**value)}  # type: ignore[operator]
+    return feature(**options)

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins import MixedPrecision
 from tiny_fit import TinyModule, adamw, assert_same_bits, quiet_trainer
 from torch import nn
 
 from lit_stable.callbacks import Progress
 from lit_stable.callbacks.device_step import (
     clear,
-    clear_after_each_step,
     divide_gradients,
+    hook_steps,
     is_fused,
     skip_step,
-    skip_under_scaler,
 )
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
@@ -56,7 +56,7 @@ def test_any_one_skip_holds_and_a_step_is_counted_once(fused: bool, flags: list[
 def test_gradients_are_divided_by_the_product_of_all_divisors(fused: bool) -> None:
     optimizer = optimizer_with_gradients(fused)
     for divisor in (2.0, 4.0):
-        divide_gradients(optimizer, torch.tensor(divisor))
+        divide_gradients(quiet_trainer(), optimizer, torch.tensor(divisor))
     optimizer.step()
     first = optimizer.state[optimizer.param_groups[0]["params"][0]]["exp_avg"]
     # (1 - beta1) * 2 / (2 * 4); beta1 = 0.9
@@ -66,7 +66,7 @@ def test_gradients_are_divided_by_the_product_of_all_divisors(fused: bool) -> No
 def test_dividing_where_no_gradient_is_left_does_nothing() -> None:
     optimizer = optimizer_with_gradients(fused=False)
     optimizer.zero_grad()
-    divide_gradients(optimizer, torch.tensor(2.0))
+    divide_gradients(quiet_trainer(), optimizer, torch.tensor(2.0))
     assert all(p.grad is None for p in optimizer.param_groups[0]["params"])
 
 
@@ -79,7 +79,7 @@ def test_a_skip_holds_for_every_optimizer_of_torch_that_has_a_fused_kernel(
     options = {"momentum": 0.9} if make is torch.optim.SGD else {}
     optimizer = make([weight], lr=0.1, weight_decay=0.1, fused=fused, **options)
     trainer = quiet_trainer(Progress())
-    clear_after_each_step(optimizer)
+    hook_steps(quiet_trainer(), optimizer)
     weight.grad = torch.ones(3)
     optimizer.step()
     before = [weight.detach().clone(), {k: v.clone() for k, v in optimizer.state[weight].items()}]
@@ -94,12 +94,12 @@ def test_a_skip_holds_for_every_optimizer_of_torch_that_has_a_fused_kernel(
 
 def test_the_attributes_live_for_one_step() -> None:
     optimizer = optimizer_with_gradients(fused=True)
-    handle = clear_after_each_step(optimizer)
-    divide_gradients(optimizer, torch.tensor(2.0))
+    handle = hook_steps(quiet_trainer(), optimizer)
+    divide_gradients(quiet_trainer(), optimizer, torch.tensor(2.0))
     optimizer.step()
     assert not hasattr(optimizer, "grad_scale")
     handle.remove()
-    divide_gradients(optimizer, torch.tensor(2.0))
+    divide_gradients(quiet_trainer(), optimizer, torch.tensor(2.0))
     optimizer.step()
     assert hasattr(optimizer, "grad_scale")
     clear(optimizer)
@@ -107,21 +107,54 @@ def test_the_attributes_live_for_one_step() -> None:
     assert not hasattr(optimizer, "grad_scale")
 
 
+def under_scaler(scale: float, **options: Any) -> tuple[Any, torch.amp.GradScaler]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, **options)
+    return quiet_trainer(Progress(), plugins=[MixedPrecision("16-mixed", "cpu", scaler)]), scaler
+
+
 @pytest.mark.parametrize(("skip", "overflow"), [(True, False), (False, True), (True, True), (False, False)])
 def test_a_skip_holds_under_a_gradient_scaler_and_the_scale_follows_overflows_alone(skip: bool, overflow: bool) -> None:
-    trainer, weight = quiet_trainer(Progress()), nn.Parameter(torch.ones(3))
+    trainer, scaler = under_scaler(8.0)
+    weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    handle = skip_under_scaler(optimizer)
+    handle = hook_steps(trainer, optimizer)
     scaler.scale((weight * (float("inf") if overflow else 3.0)).sum()).backward()
     skip_step(trainer, optimizer, torch.tensor(skip))
+    divide_gradients(trainer, optimizer, torch.tensor(2.0))
     scaler.step(optimizer)
     scaler.update()
     assert torch.equal(weight, torch.ones(3)) == (skip or overflow)
     assert scaler.get_scale() == (4.0 if overflow else 8.0)
-    assert not {"found_inf", "grad_scale", "stability_found_inf"} & vars(optimizer).keys()
+    assert not {"found_inf", "grad_scale", "stability_found_inf", "stability_divisor"} & vars(optimizer).keys()
     handle.remove()
     assert not optimizer._optimizer_step_pre_hooks
+
+
+@both_kernels
+@pytest.mark.parametrize("hooks", [1, 2])
+@pytest.mark.parametrize("scaled", ["product", "overwritten", "disabled"])
+def test_gradients_are_divided_once_under_a_gradient_scaler(fused: bool, hooks: int, scaled: str) -> None:
+    trainer, scaler = under_scaler(8.0, enabled=scaled != "disabled")
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
+    if scaled == "overwritten":  # as an older torch does to a grad_scale that is there
+        set_scale = lambda o, *rest: setattr(o, "grad_scale", torch.tensor(8.0)) if fused else None  # noqa: E731
+        optimizer.register_step_pre_hook(set_scale)
+    handles = [hook_steps(trainer, optimizer) for _ in range(hooks)]
+    for step in (1, 2):
+        optimizer.zero_grad()
+        scaler.scale((weight * 3.0).sum()).backward()
+        if not fused and scaled != "disabled":
+            scaler.unscale_(optimizer)  # as Lightning does before its hook
+        for divisor in (2.0, 3.0):
+            divide_gradients(trainer, optimizer, torch.tensor(divisor))
+        scaler.step(optimizer)
+        scaler.update()
+        torch.testing.assert_close(weight.detach(), torch.ones(3) - 0.5 * step)  # 3 / (2 * 3)
+        assert not {"found_inf", "grad_scale", "stability_found_inf", "stability_divisor"} & vars(optimizer).keys()
+    for handle in handles:
+        handle.remove()
+    assert not optimizer._optimizer_step_pre_hooks or scaled == "overwritten"
 
 
 def test_counting_skips_on_a_device_goes_on_from_the_count_on_the_host() -> None:

@@ -11,7 +11,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import CSVLogger
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 
-from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, Progress, global_grad_norm
+from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, GradSpikeSkip, Progress, global_grad_norm
 from lit_stable.callbacks.z_clip import ZClip
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
@@ -210,14 +210,6 @@ def test_manual_optimization_is_refused() -> None:
         quiet_trainer(GradClip()).fit(Manual(), TinyData())
 
 
-def test_a_gradient_scaler_is_refused() -> None:
-    from lightning.pytorch.plugins import MixedPrecision
-
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
-    with pytest.raises(MisconfigurationException, match=r"`Trainer\(precision='16-mixed'\)`: .* use bf16-mixed"):
-        quiet_trainer(GradClip(), plugins=[plugin]).fit(TinyModule(), TinyData())
-
-
 def norms_after(callback: GradClip, steps: int, *others: Any, norm_type: Any = "l2", **module: Any) -> list[float]:
     """Norm of the looped gradients after clipping, by step."""
     norms: list[float] = []
@@ -264,7 +256,7 @@ def test_a_low_cap_neither_hides_nor_shapes_the_statistics_of_the_adaptive_mode(
     for callback in (free, capped):
         trainer = quiet_trainer(callback, max_steps=30, log_every_n_steps=0)
         trainer.fit(TinyModule(lambda ps: torch.optim.SGD(ps, lr=0.0, fused=True)), TinyData())
-    assert capped.state_dict()["statistics"] == free.state_dict()["statistics"]
+    assert capped.state_dict()["z_clip"] == free.state_dict()["z_clip"]
     assert capped.state_dict()["clipped"] == 30.0
     assert free.state_dict()["clipped"] < 5
 
@@ -288,10 +280,25 @@ def test_adaptive_and_scheduled_clipping_resume_bit_for_bit(tmp_path: Path) -> N
         assert resumed[1] == straight[1], name
 
 
+def test_steps_that_another_callback_skips_and_norms_of_zero_enter_no_statistics() -> None:
+    def learned(*others: Any, fused: bool = True, **module: Any) -> list[float]:
+        callback = GradClip(adaptive=ZClip(z_threshold=50.0))
+        trainer = quiet_trainer(callback, *others, max_steps=6, log_every_n_steps=0)
+        trainer.fit(TinyModule(lambda ps: torch.optim.SGD(ps, lr=0.0, fused=fused), **module), TinyData())
+        return callback.state_dict()["z_clip"]["all"]
+
+    for fused in (True, False):
+        skip = GradSpikeSkip(threshold=1e3, z_score=None)
+        spiked, zero = learned(skip, fused=fused, poison={3: 1e6}), learned(fused=fused, poison={3: 0.0})
+        assert len(skip.events) == 1
+        assert spiked == zero
+        assert spiked[0] == 5.0
+
+
 def test_adaptive_clipping_starts_from_a_checkpoint_of_a_fixed_one() -> None:
     callback = adaptive()
     callback.load_state_dict({"clipped": 2.0, "seen": 3})
-    assert callback.state_dict() == {"clipped": 2.0, "seen": 3, "statistics": [0.0, 0.0, 0.0]}
+    assert callback.state_dict() == {"clipped": 2.0, "seen": 3, "z_clip": {}}
     fixed = GradClip(1.0)
     fixed.load_state_dict(callback.state_dict())
     assert fixed.state_dict() == {"clipped": 2.0, "seen": 3}

@@ -11,21 +11,23 @@ from lit_stable.callbacks.z_clip import NormStatistics, ZClip
 
 def fed(norms: list[float], **options: float) -> NormStatistics:
     statistics = NormStatistics(ZClip(**options))  # type: ignore[arg-type]
+    statistics.begin(["all"], torch.device("cpu"))
     for norm in norms:
-        statistics.judge(torch.tensor(norm))
+        judge(statistics, norm)
     return statistics
 
 
 def judge(statistics: NormStatistics, norm: float) -> tuple[float, float]:
-    limit, level = statistics.judge(torch.tensor(norm))
+    norms = torch.tensor([norm])
+    limit, level = statistics.judge(norms, norms[0], torch.tensor(True))
     return limit.item(), level.item()
 
 
 def test_the_warm_up_takes_the_exact_mean_and_variance_and_judges_nothing() -> None:
-    statistics = NormStatistics(ZClip(warmup_steps=4))
+    statistics = fed([], warmup_steps=4)
     assert [judge(statistics, norm) for norm in (1.0, 2.0, 3.0, 6.0)] == [(math.inf, math.inf)] * 4
     # mean 3, population variance (4 + 1 + 0 + 9) / 4
-    assert statistics.values.tolist() == pytest.approx([4.0, 3.0, 3.5], rel=1e-6)
+    assert statistics.values.flatten().tolist() == pytest.approx([4.0, 3.0, 3.5], rel=1e-6)
 
 
 def test_an_outlier_is_clipped_by_the_papers_reciprocal_rule_and_enters_at_that_value() -> None:
@@ -33,7 +35,9 @@ def test_an_outlier_is_clipped_by_the_papers_reciprocal_rule_and_enters_at_that_
     limit, level = judge(statistics, 12.0)  # z = 10: clipped to 2 + 2 * 1 * 2 / 10
     assert (limit, level) == pytest.approx((2.4, 4.0), rel=1e-6)
     mean = 0.9 * 2 + 0.1 * 2.4
-    assert statistics.values.tolist() == pytest.approx([2.0, mean, 0.9 * 1 + 0.1 * (2.4 - mean) ** 2], rel=1e-6)
+    assert statistics.values.flatten().tolist() == pytest.approx(
+        [2.0, mean, 0.9 * 1 + 0.1 * (2.4 - mean) ** 2], rel=1e-6
+    )
 
 
 def test_the_farther_out_the_lower_the_limit() -> None:
@@ -53,7 +57,7 @@ def test_an_ordinary_norm_is_left_as_it_is_and_enters_the_averages() -> None:
 def test_a_norm_that_is_not_finite_enters_nothing(bad: float, before: int) -> None:
     statistics = fed([1.0 + 0.1 * (i % 3) for i in range(before)])
     known = statistics.values.clone()
-    statistics.judge(torch.tensor(bad))
+    judge(statistics, bad)
     assert torch.equal(statistics.values, known)
 
 
@@ -75,7 +79,7 @@ def test_norms_of_zero_do_not_make_it_clip_to_zero() -> None:
 def test_few_steps_of_a_healthy_run_are_clipped() -> None:
     generator = torch.Generator().manual_seed(0)
     norms = (torch.randn(2000, generator=generator) * 0.1 + 1).tolist()
-    statistics = NormStatistics(ZClip())
+    statistics = fed([])
     clipped = sum(judge(statistics, norm)[0] < math.inf for norm in norms)
     assert 0 < clipped < 0.03 * len(norms)  # 0.6 % of a normal distribution lie beyond 2.5 deviations, more of an EMA's
 

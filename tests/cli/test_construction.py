@@ -52,6 +52,19 @@ def test_what_only_the_command_line_makes_wrong_is_reported_too(recipe):
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (["adaptive.decay", "2"], ["`ZClip(decay=2.0)`: must lie between 0 and 1."]),
+        (["ada_gc", "{decay: 2, warmup_steps: 0}"], ["`AdaGC(decay=2.0)`", "`AdaGC(warmup_steps=0)`"]),
+    ],
+)
+def test_the_options_of_an_option_are_refused_with_its_own_sentence(recipe, words, sentences):
+    found = problems(recipe, f"--stability.grad_clip.{words[0]}", words[1])
+    assert len(found) == len(sentences)
+    assert all(line.startswith(sentence) for line, sentence in zip(found, sentences, strict=True))
+
+
 def test_a_registered_strategy_and_one_given_as_a_class_pass(recipe):
     for strategy in ("auto", "ddp", "fsdp2", "fsdp2_full", "{class_path: lit_stable.strategies.fsdp2.FSDP2Strategy}"):
         done = command("check", "--config", recipe, "--trainer.strategy", strategy)

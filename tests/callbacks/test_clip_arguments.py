@@ -1,0 +1,48 @@
+"""What GradClip refuses; see also the refusals in test_grad_clip.py."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from lit_stable.callbacks import GradClip
+from lit_stable.callbacks.ada_gc import AdaGC
+from lit_stable.callbacks.clip_arguments import refuse_flat_parameters
+from lit_stable.callbacks.z_clip import ZClip
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scope": "block"}, r"`GradClip\(scope='block'\)`: must be one of global, .*, or a list of patterns"),
+        ({"scope": []}, r"`GradClip\(scope=\[\]\)`: must be one of"),
+        ({"adaptive": ZClip(), "ada_gc": AdaGC()}, r"`GradClip\(adaptive=..., ada_gc=...\)`: are two rules"),
+    ],
+)
+def test_arguments_that_break_a_rule_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        GradClip(**options)
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(MisconfigurationException, match=r"(?s)max_norm=-1.*scope='x'.*norm_type='l3'.*action='ask'"):
+        GradClip(-1.0, norm_type="l3", scope="x", action="ask")  # type: ignore[arg-type]
+
+
+def test_ada_gc_is_by_tensor_and_without_a_cap_unless_told_otherwise() -> None:
+    assert (GradClip(ada_gc=AdaGC()).scope, GradClip(ada_gc=AdaGC()).max_norm) == ("tensor", None)
+    assert (GradClip(0.5, scope="layer", ada_gc=AdaGC()).scope, GradClip().scope) == ("layer", "global")
+
+
+@pytest.mark.parametrize("scope", ["layer", "tensor", ["net"]])
+def test_flat_parameters_have_no_parts(scope: Any) -> None:
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(kwargs={"use_orig_params": False}))
+    with pytest.raises(
+        MisconfigurationException, match=r"`FSDPStrategy\(use_orig_params=False\)`: .* set use_orig_params=True"
+    ):
+        refuse_flat_parameters(trainer, scope)
+    for possible in ("global", "group"):
+        refuse_flat_parameters(trainer, possible)

@@ -15,6 +15,7 @@ from .safe_checkpoints import SafeCheckpoints
 from .sequence_length_warmup import SequenceLengthWarmup
 from .step_seed import StepSeed
 from .step_validation import ValidateEverySteps
+from .update_clip import UpdateClip
 
 __all__ = [
     "AccumulationWindows",
@@ -31,6 +32,7 @@ __all__ = [
     "SafeCheckpoints",
     "SequenceLengthWarmup",
     "StepSeed",
+    "UpdateClip",
     "ValidateEverySteps",
     "global_grad_norm",
 ]

@@ -104,6 +104,17 @@ def unscales_in_step(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def after_step_first(optimizer: Any, hook: Callable[..., None]) -> Any:
+    """Register a step post-hook that runs before those that are there already; returns the handle that removes it.
+
+    They put back what the step was taken with: the learning rate, ``found_inf``. torch lets hooks be added at the end
+    only.
+    """
+    handle = optimizer.register_step_post_hook(hook)
+    optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
 def compiled_graphs() -> int:
     """Graphs that ``torch.compile`` has built in this process so far; 0 where it was never used.
 

@@ -19,7 +19,7 @@ from .checkpoint_contents import (
     stored_shapes,
     told_as_a_sentence,
 )
-from .grad_norm import has_fsdp1
+from .shards import has_fsdp1
 from .optimizer_state import initialise_state, step_count
 from .parameter_order import in_todays_order, names_by_group
 

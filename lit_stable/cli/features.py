@@ -16,6 +16,7 @@ from lit_stable.callbacks import (
     LROverride,
     OptimizerReset,
     SequenceLengthWarmup,
+    UpdateClip,
 )
 from lit_stable.callbacks.base import MisconfigurationException
 
@@ -28,6 +29,7 @@ FEATURES: dict[str, type[Callback]] = {
     "lr_override": LROverride,
     "optimizer_reset": OptimizerReset,
     "sequence_length_warmup": SequenceLengthWarmup,
+    "update_clip": UpdateClip,
 }
 
 

@@ -125,6 +125,18 @@ def test_fsdp1_keeps_shards_under_these_names() -> None:
     assert private_names.fsdp1_shards(plain) == (set(), None)
 
 
+def test_a_hook_can_be_put_before_those_that_run_after_a_step() -> None:
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    order: list[str] = []
+    optimizer.register_step_post_hook(lambda *rest: order.append("earlier"))
+    handle = private_names.after_step_first(optimizer, lambda *rest: order.append("first"))
+    optimizer.step()
+    handle.remove()
+    optimizer.step()
+    assert order == ["first", "earlier", "earlier"]
+
+
 def test_compiled_graphs_counts_every_graph_that_dynamo_builds() -> None:
     torch._dynamo.reset()
     double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)

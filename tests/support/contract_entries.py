@@ -53,7 +53,7 @@ ENTRIES = {
     ),
     "EffectiveLR": Entry(),
     "GracefulStop": Entry(),
-    "GradClip": Entry({"max_norm": 0.05}, idle={"max_norm": 1e6}, no_scaler="its gradient scaler overwrites"),
+    "GradClip": Entry({"max_norm": 0.05}, idle={"max_norm": 1e6}),
     "GradNorm": Entry(),
     "GradSpikeSkip": Entry({"threshold": 30.0}, idle={}),
     "LROverride": Entry({"start": 1, "factor": 0.5, "betas": (0.5, 0.9)}, idle={"start": 1_000_000, "factor": 0.5}),
@@ -72,6 +72,7 @@ ENTRIES = {
         waits=True,
     ),
     "StepSeed": Entry({"seed": 1}, draws=True),
+    "UpdateClip": Entry({"threshold": 0.5}, idle={"threshold": 1e9}),
     "ValidateEverySteps": Entry({"every": 2}, waits=True),  # a validation does
 }
 

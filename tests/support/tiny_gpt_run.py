@@ -125,14 +125,18 @@ def fit(
     callbacks: tuple[Callback, ...] = (),
     module: GPTModule | None = None,
     max_norm: float = 0.5,
+    clip: GradClip | None = None,
     nan: Callback | None = None,
     windows: AccumulationWindows | None = None,
     **config: Any,
 ) -> Fit:
-    """Fit the tiny GPT with the spine's callbacks; ``nan`` stands before them, ``config`` goes to the GPT."""
+    """Fit the tiny GPT with the spine's callbacks; ``nan`` stands before them, ``config`` goes to the GPT.
+
+    ``clip`` stands in for the clipping to ``max_norm``.
+    """
     recorder = Recorder()
     windows = windows or AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)
-    own = [GradClip(max_norm), windows, StepSeed(3), SafeCheckpoints()]
+    own = [clip or GradClip(max_norm), windows, StepSeed(3), SafeCheckpoints()]
     trainer = Trainer(
         accelerator=accelerator,
         devices=devices,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from .base import MisconfigurationException
-from .shards import OverShards, local
+from .shards import OverShards, local, summed_piece
 
 #: Elements of this rank that are worked on at once (or one tensor, if larger): two fp32 copies are held meanwhile.
 CHUNK = 1 << 24
@@ -53,7 +53,7 @@ class AdamUpdate:
         sizes = [local(p).numel() for p in self._parameters]
         self._chunks = _chunks(optimizer, sizes)
         whole = torch.tensor(sizes, dtype=torch.float32, device=self._parameters[0].device)
-        self._sizes = self._over_shards.sum(whole)
+        self._sizes = self._over_shards.sum(whole).clamp(min=1)  # an empty tensor has RMS 0
 
     def __len__(self) -> int:
         """Number of tensors."""
@@ -115,7 +115,7 @@ class AdamUpdate:
             group=group,
             places=places,
             weights=[local(p.detach()) for p in parameters],
-            gradients=[local(p.grad) for p in parameters if p.grad is not None],
+            gradients=[summed_piece(p.grad) for p in parameters if p.grad is not None],
             firsts=[local(state["exp_avg"]) for state in states],
             seconds=[local(state[second]) for state in states],
             # A skipped first step leaves 0, with which nothing below would be a number.
@@ -140,7 +140,7 @@ def _chunks(optimizer: Optimizer, sizes: list[int]) -> list[tuple[int, list[int]
     chunks: list[tuple[int, list[int]]] = []
     place = 0
     for index, group in enumerate(optimizer.param_groups):
-        room = 0
+        room = -1  # not even for the empty piece of a rank: a group begins a chunk
         for _ in group["params"]:
             if sizes[place] > room:
                 chunks.append((index, []))

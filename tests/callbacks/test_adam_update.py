@@ -121,6 +121,22 @@ def test_a_skipped_first_step_makes_nothing_that_is_no_number() -> None:
     assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
 
 
+@every_kernel
+def test_an_empty_tensor_has_size_zero_wherever_it_stands(kernel: dict[str, Any]) -> None:
+    sizes, rates = (0, 3, 0, 2), (0.01, 0.01, 0.1, 0.1)
+    parameters = [nn.Parameter(torch.ones(size)) for size in sizes]
+    groups = [{"params": parameters[:2], "lr": 0.01}, {"params": parameters[2:], "lr": 0.1}]
+    optimizer = AdamW(groups, weight_decay=0.0, **kernel)
+    update = AdamUpdate(optimizer)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert update.rms().tolist() == pytest.approx([0.0, 1.0, 0.0, 1.0], abs=1e-4)
+    update.take_back(torch.full((4,), 0.5))
+    for parameter, size, rate in zip(parameters, sizes, rates, strict=True):
+        torch.testing.assert_close(parameter.detach(), torch.full((size,), 1 - 0.5 * rate))
+
+
 def test_a_rate_held_as_a_tensor_is_taken_as_one() -> None:
     ends = []
     for lr in (0.01, torch.tensor(0.01)):

@@ -19,10 +19,13 @@ from lit_stable.callbacks.shards import OverShards
 
 
 def sharded_model() -> nn.Module:
-    """Column- and row-parallel linears, a norm that only FSDP2 shards, and a parameter that stays whole."""
+    """Column- and row-parallel linears, a norm and one row that FSDP2 alone shards, and a parameter that stays whole.
+
+    Half of the ranks hold nothing of the row.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.LayerNorm(8))
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.LayerNorm(8), nn.Linear(8, 1))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     parallelize_module(model, mesh["tensor_parallel"], plan)
     whole = model[3].bias

@@ -23,10 +23,12 @@ NAMES = [
     "resume_fsdp2_bf16",
     "resume_fsdp2_full",
     "resume_fsdp",
+    "sharded_checkpoint_for_one_rank",
     "nan_on_one_rank",
     "norm_of_a_mix",
+    "stop_on_one_ranks_signal",
     "damaged_shard",
-    "compiled_blocks",
+    "compiled_blocks",  # last: it takes longest, and what came before it counts even if time runs out
 ]
 
 
@@ -35,10 +37,25 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), accelerator="gpu")
 
 
+@pytest.fixture(scope="module")
+def alone() -> Any:
+    return fit(accelerator="gpu", bias=True, qk_norm="rmsnorm", embed_norm=True)
+
+
 @of("straight_ddp", "straight_fsdp2", "straight_fsdp")
-def test_two_gpus_agree_with_one(result: dict[str, Any]) -> None:
-    alone = fit(accelerator="gpu", bias=True, qk_norm="rmsnorm", embed_norm=True)
+def test_two_gpus_agree_with_one(result: dict[str, Any], alone: Any) -> None:
     torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(alone.rows), rtol=1e-3, atol=1e-4)
+
+
+@of("sharded_checkpoint_for_one_rank")
+def test_a_checkpoint_of_two_gpus_goes_on_with_one(result: dict[str, Any]) -> None:
+    resumed = fit("fsdp2", steps=5, accelerator="gpu", ckpt_path=result["checkpoint"])
+    torch.testing.assert_close(torch.tensor(resumed.rows), torch.tensor(result["rows"][2:]), rtol=1e-3, atol=1e-4)
+
+
+@of("stop_on_one_ranks_signal")
+def test_a_signal_on_one_rank_stops_both_at_one_step(result: dict[str, Any]) -> None:
+    assert result == {"steps": [[3, 15], [3, 15]], "files": ["stopped-step=3.ckpt"]}
 
 
 @of("resume_ddp", "resume_fsdp2", "resume_fsdp2_bf16", "resume_fsdp2_full", "resume_fsdp")

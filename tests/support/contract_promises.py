@@ -120,9 +120,10 @@ def assert_same_state(runs: QuickRuns, left: Run, right: Run, where: str = "") -
 
 
 def broken(runs: QuickRuns) -> dict[str, str]:
-    """By promise what is wrong, "" where it is kept."""
-    kept = PROMISES if isinstance(runs, Runs) else QUICK
-    return {name: _what_is_wrong(function, runs) for name, function in kept.items()}
+    """What is wrong, by the promise that is not kept."""
+    asked = PROMISES if isinstance(runs, Runs) else QUICK
+    found = {name: _what_is_wrong(function, runs) for name, function in asked.items()}
+    return {name: wrong for name, wrong in found.items() if wrong}
 
 
 def _what_is_wrong(function: Callable[[Any], None], runs: QuickRuns) -> str:

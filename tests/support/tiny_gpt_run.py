@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,17 +87,21 @@ class Recorder(Callback):
 
 
 class SaveEveryMicroBatch(Callback):
-    """Checkpoints ``m0`` (before the first step), ``m1``, ... after each micro-batch."""
+    """Checkpoints ``m0`` (before the first step), ``m1``, ... after each micro-batch, or ``only`` some of those."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.count = folder, 0
+    def __init__(self, folder: Path, only: Sequence[int] | None = None) -> None:
+        self.folder, self.only, self.count = folder, only, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        trainer.save_checkpoint(self.folder / "m0.ckpt")
+        self._save(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.count += 1
-        trainer.save_checkpoint(self.folder / f"m{self.count}.ckpt")
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if self.only is None or self.count in self.only:
+            trainer.save_checkpoint(self.folder / f"m{self.count}.ckpt")
 
 
 @dataclass
@@ -128,6 +132,7 @@ def fit(
     clip: GradClip | None = None,
     nan: Callback | None = None,
     windows: AccumulationWindows | None = None,
+    validates: bool = True,
     **config: Any,
 ) -> Fit:
     """Fit the tiny GPT with the spine's callbacks; ``nan`` stands before them, ``config`` goes to the GPT.
@@ -135,6 +140,7 @@ def fit(
     ``clip`` stands in for the clipping to ``max_norm``.
     """
     recorder = Recorder()
+    validation = [ValidateEverySteps(2)] if validates else []
     windows = windows or AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)
     own = [clip or GradClip(max_norm), windows, StepSeed(3), SafeCheckpoints()]
     trainer = Trainer(
@@ -150,7 +156,7 @@ def fit(
         enable_model_summary=False,
         use_distributed_sampler=False,
         log_every_n_steps=1,
-        callbacks=[*([nan] if nan else []), *own, ValidateEverySteps(2), recorder, *callbacks],
+        callbacks=[*([nan] if nan else []), *own, *validation, recorder, *callbacks],
         check_val_every_n_epoch=None,
     )
     module = module or tiny_module(**config)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections import Counter
-from typing import Any
-
 import pytest
-import torch
+from compilation_counts import count_compilations, stand_in
 from tiny_gpt_run import LENGTH, fit, tiny_module
 
 from lit_stable.callbacks import SequenceLengthWarmup
@@ -20,22 +16,10 @@ def warmup() -> SequenceLengthWarmup:
 def test_a_warm_up_of_many_lengths_costs_at_most_three_compilations_of_each_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiled: Counter[str] = Counter()
-    compile = torch.compile
-
-    @functools.cache  # blocks share what is compiled only if they share the backend
-    def backend_of(part: str) -> Any:
-        def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-            compiled[part] += torch.is_grad_enabled()  # not what validation, at its one length, needs
-            return graph.forward
-
-        return backend
-
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile(f, backend=backend_of(f.__name__), **options))
-    torch._dynamo.reset()
+    compiled = count_compilations(monkeypatch, stand_in)
     assert len(warmup().lengths.distinct()) == 9  # above the eight after which torch gives up on fixed shapes
     run = fit(steps=9, callbacks=(warmup(),), module=tiny_module(compile="on", position="rope"))
-    assert compiled.keys() == {"forward", "next_token_loss"}
+    assert compiled.keys() == {"residual", "next_token_loss"}
     assert all(1 <= count <= 3 for count in compiled.values()), compiled
     plain = fit(steps=9, callbacks=(warmup(),), module=tiny_module(compile="off", position="rope"))
     assert run.rows == plain.rows

@@ -32,7 +32,11 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: Rotary | None) -> torch.Tensor:
         """x (B, T, D), any dtype -> (B, T, D), compute dtype."""
-        x = x.to(_compute_dtype(self.attention.qkv.weight))  # does nothing from the second block on
+        # Not in `residual`, which may be compiled: it would be once more, for the dtype that the embeddings have.
+        return self.residual(x.to(_compute_dtype(self.attention.qkv.weight)), rope)
+
+    def residual(self, x: torch.Tensor, rope: Rotary | None) -> torch.Tensor:
+        """x (B, T, D) with attention and MLP added to it, all in the compute dtype."""
         x = x + self.dropout(self.attention(self.attention_norm(x), rope))
         x = x + self.dropout(self.mlp(self.mlp_norm(x)))
         return x

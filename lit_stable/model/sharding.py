@@ -1,6 +1,6 @@
 """What is done to a GPT that knows nothing of it: materialise, recompute, compile, shard; block by block.
 
-The model is described on the meta device and comes to life one block at a time: fill it, wrap its forward, shard it.
+The model is described on the meta device and comes to life one block at a time: fill it, wrap what it computes, shard it.
 So the whole model never exists unsharded on one device, and its numbers do not depend on how it is split.
 """
 
@@ -42,7 +42,7 @@ def build_gpt(
         device: Where the weights live.
         mesh: One-dimensional mesh of the data-parallel ranks; ``None``: nothing is sharded.
         policy: Mixed precision of the sharded parameters; norms and an fp32 head are exempt from it.
-        compile_blocks: Compile each block's forward on its own: compile time does not grow with depth, and FSDP2's
+        compile_blocks: Compile each block's computation on its own: compile time does not grow with depth, and FSDP2's
             hooks stay outside of the compiled code.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: Keep only each block's input for the backward pass and run the block again there.
@@ -51,7 +51,7 @@ def build_gpt(
         gpt = GPT(config)
     for index, block in enumerate(gpt.blocks):
         _materialise(block, f"blocks.{index}.", config, device, seed)
-        _wrap_forward(block, compile_blocks, fixed_shapes, recompute)
+        _wrap_residual(block, compile_blocks, fixed_shapes, recompute)
         if mesh is not None:
             _shard(block, mesh, policy)
     for name, child in gpt.named_children():
@@ -81,14 +81,14 @@ def _materialise(module: nn.Module, prefix: str, config: GPTConfig, device: torc
     init_module(module, prefix, config, seed)
 
 
-def _wrap_forward(block: nn.Module, compile_block: bool, fixed_shapes: bool, recompute: bool) -> None:
+def _wrap_residual(block: nn.Module, compile_block: bool, fixed_shapes: bool, recompute: bool) -> None:
     # The method, not the module: names in checkpoints stay the same, and the hooks of a sharded block run outside.
-    forward: Any = block.forward
+    residual: Any = block.residual
     if recompute:
-        forward = partial(checkpoint, forward, use_reentrant=False)
+        residual = partial(checkpoint, residual, use_reentrant=False)
     if compile_block:
-        forward = torch.compile(forward, dynamic=False if fixed_shapes else None)
-    block.forward = forward
+        residual = torch.compile(residual, dynamic=False if fixed_shapes else None)
+    block.residual = residual
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None) -> None:

@@ -203,3 +203,19 @@ def test_block_compiles_as_one_graph_and_once_for_all_blocks():
     for _ in range(2):
         torch.testing.assert_close(gpt(ids(2, 12)), expected)
     assert len(graphs) == 1
+
+
+def test_under_autocast_the_first_block_needs_no_graph_of_its_own_though_it_is_handed_fp32():
+    gpt = build(position="rope")
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for block in gpt.blocks:
+        block.residual = torch.compile(block.residual, backend=count, fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        gpt(ids(2, 12))
+    assert len(graphs) == 1

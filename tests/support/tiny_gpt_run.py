@@ -60,17 +60,20 @@ def sample(number: int, length: int = LENGTH) -> torch.Tensor:
 
 
 class NumberedData(LightningDataModule):
+    def __init__(self, length: int = LENGTH) -> None:
+        super().__init__()
+        self.length = length
+
+    def _stream(self, start: int) -> NumberedSamples:
+        rank, size = data_parallel_rank(self.trainer), data_parallel_size(self.trainer)
+        return NumberedSamples(start, rank, size, self.length)
+
     def train_dataloader(self) -> DataLoader:
-        trainer = self.trainer
-        start = Progress.of(trainer).position
-        stream = NumberedSamples(start, data_parallel_rank(trainer), data_parallel_size(trainer))
-        return DataLoader(stream, batch_size=None)
+        return DataLoader(self._stream(Progress.of(self.trainer).position), batch_size=None)
 
     def val_dataloader(self) -> DataLoader:
-        trainer = self.trainer
-        size = data_parallel_size(trainer)
-        stream = NumberedSamples(10_000, data_parallel_rank(trainer), size)
-        return DataLoader(list(itertools.islice(stream, 4 // size)), batch_size=None)
+        batches = 4 // data_parallel_size(self.trainer)
+        return DataLoader(list(itertools.islice(self._stream(10_000), batches)), batch_size=None)
 
 
 class Recorder(Callback):
@@ -133,6 +136,7 @@ def fit(
     nan: Callback | None = None,
     windows: AccumulationWindows | None = None,
     validates: bool = True,
+    data: NumberedData | None = None,
     **config: Any,
 ) -> Fit:
     """Fit the tiny GPT with the spine's callbacks; ``nan`` stands before them, ``config`` goes to the GPT.
@@ -141,6 +145,7 @@ def fit(
     """
     recorder = Recorder()
     validation = [ValidateEverySteps(2)] if validates else []
+    options = {} if validates else {"limit_val_batches": 0}
     windows = windows or AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)
     own = [clip or GradClip(max_norm), windows, StepSeed(3), SafeCheckpoints()]
     trainer = Trainer(
@@ -158,9 +163,10 @@ def fit(
         log_every_n_steps=1,
         callbacks=[*([nan] if nan else []), *own, *validation, recorder, *callbacks],
         check_val_every_n_epoch=None,
+        **options,
     )
     module = module or tiny_module(**config)
-    trainer.fit(module, datamodule=NumberedData(), ckpt_path=ckpt_path)
+    trainer.fit(module, datamodule=data or NumberedData(), ckpt_path=ckpt_path)
     return Fit(trainer, module, recorder.rows, whole_weights(module))
 
 

@@ -1,6 +1,6 @@
 """What is done to a GPT that knows nothing of it: materialise, recompute, compile, shard; block by block.
 
-The model is described on the meta device and comes to life one block at a time: fill it, wrap what it computes, shard it.
+The model is described on the meta device and comes to life one block at a time: fill it, wrap its residual, shard it.
 So the whole model never exists unsharded on one device, and its numbers do not depend on how it is split.
 """
 

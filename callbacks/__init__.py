@@ -6,16 +6,21 @@ from .graceful_stop import GracefulStop
 from .grad_clip import GradClip
 from .grad_norm import GradNorm, global_grad_norm
 from .grad_spike_skip import GradSpikeSkip
+from .gradient_monitor import GradientMonitor
 from .layer_norm_freeze import LayerNormFreeze
 from .learning_rate import EffectiveLR
 from .lr_override import LROverride
+from .optimizer_monitor import OptimizerMonitor
 from .optimizer_reset import OptimizerReset
 from .progress import Progress
 from .safe_checkpoints import SafeCheckpoints
+from .scalars import Scalars
 from .sequence_length_warmup import SequenceLengthWarmup
 from .step_seed import StepSeed
 from .step_validation import ValidateEverySteps
 from .update_clip import UpdateClip
+from .update_monitor import UpdateMonitor
+from .weight_monitor import WeightMonitor
 
 __all__ = [
     "AccumulationWindows",
@@ -25,14 +30,21 @@ __all__ = [
     "GradClip",
     "GradNorm",
     "GradSpikeSkip",
+    "GradientMonitor",
     "LROverride",
     "LayerNormFreeze",
+    "OptimizerMonitor",
     "OptimizerReset",
     "Progress",
     "SafeCheckpoints",
+    "Scalars",
     "SequenceLengthWarmup",
     "StepSeed",
     "UpdateClip",
     "ValidateEverySteps",
+    "UpdateMonitor",
+    "ValidateEverySteps",
+    "WeightMonitor",
+    "emit",
     "global_grad_norm",
 ]

@@ -34,6 +34,11 @@ def align_logged_step(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
 
+def logged_step(trainer: Trainer) -> int:
+    """The step that Lightning gives to a row of metrics for which the LightningModule logs no ``step`` of its own."""
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
 def after_signal_registration(trainer: Trainer, install: Callable[[], None]) -> None:
     """Call ``install`` right after Lightning has put its own signal handlers in place.
 
@@ -63,8 +68,27 @@ def silence_sigterm_broadcast(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
+def watch_sigterm_broadcast(trainer: Trainer, before: Callable[[], None], after: Callable[[], None]) -> bool:
+    """Call ``before`` and ``after`` around that check, in which every rank waits for the others; False: there is none.
+
+    There is none in older versions of Lightning, nor where :func:`silence_sigterm_broadcast` was called.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    if not hasattr(loop, "_broadcast_sigterm_tensor") or "_broadcast_sigterm_tensor" in loop.__dict__:
+        return False
+    check = loop._broadcast_sigterm_tensor
+
+    def watched() -> None:
+        before()
+        check()
+        after()
+
+    loop._broadcast_sigterm_tensor = watched
+    return True
+
+
 def restore_sigterm_broadcast(trainer: Trainer) -> None:
-    """Undo :func:`silence_sigterm_broadcast`."""
+    """Undo :func:`silence_sigterm_broadcast` and :func:`watch_sigterm_broadcast`."""
     trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
 
 

@@ -11,12 +11,16 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_stable.callbacks import (
     BatchSizeWarmup,
     GradClip,
+    GradientMonitor,
     GradSpikeSkip,
     LayerNormFreeze,
     LROverride,
+    OptimizerMonitor,
     OptimizerReset,
     SequenceLengthWarmup,
     UpdateClip,
+    UpdateMonitor,
+    WeightMonitor,
 )
 from lit_stable.callbacks.base import MisconfigurationException
 
@@ -25,11 +29,15 @@ FEATURES: dict[str, type[Callback]] = {
     "batch_size_warmup": BatchSizeWarmup,
     "grad_clip": GradClip,
     "grad_spike_skip": GradSpikeSkip,
+    "gradient_monitor": GradientMonitor,
     "layer_norm_freeze": LayerNormFreeze,
     "lr_override": LROverride,
+    "optimizer_monitor": OptimizerMonitor,
     "optimizer_reset": OptimizerReset,
     "sequence_length_warmup": SequenceLengthWarmup,
     "update_clip": UpdateClip,
+    "update_monitor": UpdateMonitor,
+    "weight_monitor": WeightMonitor,
 }
 
 

@@ -86,6 +86,29 @@ def test_the_sigterm_broadcast_is_a_method_that_takes_nothing_and_is_called_on_m
     private_names.restore_sigterm_broadcast(trainer)  # nothing is there: nothing happens
 
 
+def test_the_sigterm_broadcast_can_be_watched_unless_it_is_silenced() -> None:
+    trainer = quiet_trainer()
+    loop = trainer.fit_loop.epoch_loop
+    if not hasattr(loop, "_broadcast_sigterm_tensor"):
+        assert not private_names.watch_sigterm_broadcast(trainer, lambda: None, lambda: None)
+        return
+    calls: list[str] = []
+    private_names.silence_sigterm_broadcast(trainer)
+    assert not private_names.watch_sigterm_broadcast(trainer, lambda: None, lambda: None)
+    private_names.restore_sigterm_broadcast(trainer)
+    assert private_names.watch_sigterm_broadcast(trainer, lambda: calls.append("a"), lambda: calls.append("b"))
+    loop._broadcast_sigterm_tensor()  # without a process group it does nothing, and says nothing
+    assert calls == ["a", "b"]
+    private_names.restore_sigterm_broadcast(trainer)
+    assert "_broadcast_sigterm_tensor" not in loop.__dict__
+
+
+def test_the_row_of_a_step_has_the_number_of_steps_before_it() -> None:
+    seen: list[int] = []
+    fit_watching("on_train_batch_end", lambda t, *rest: seen.append(private_names.logged_step(t)))
+    assert seen == [0, 1, 2, 3]
+
+
 def test_validation_is_due_when_the_batch_count_is_a_multiple_of_val_check_batch() -> None:
     """Pins the modulo that ``StepCheck`` stands in for."""
 

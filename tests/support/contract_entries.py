@@ -16,6 +16,7 @@ from lightning.pytorch import Callback
 
 import lit_stable.callbacks as package
 from lit_stable.callbacks.base import StabilityCallback
+from lit_stable.callbacks.monitor import Monitor
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,14 @@ ENTRIES = {
     "GradClip": Entry({"max_norm": 0.05}, idle={"max_norm": 1e6}),
     "GradNorm": Entry(),
     "GradSpikeSkip": Entry({"threshold": 30.0}, idle={}),
+    "GradientMonitor": Entry(),
     "LROverride": Entry({"start": 1, "factor": 0.5, "betas": (0.5, 0.9)}, idle={"start": 1_000_000, "factor": 0.5}),
     "LayerNormFreeze": Entry({"rules": [{"start": 1, "stop": 3}]}, idle={"rules": [{"start": 1_000_000}]}),
+    "OptimizerMonitor": Entry(),
     "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}),
     "Progress": Entry(),
     "SafeCheckpoints": Entry(),
+    "Scalars": Entry(),
     "SequenceLengthWarmup": Entry(
         {"shape": "2 for 2 steps", "max_length": 4}, idle={"shape": "4 for 1 steps", "max_length": 4}
     ),
@@ -73,7 +77,9 @@ ENTRIES = {
     ),
     "StepSeed": Entry({"seed": 1}, draws=True),
     "UpdateClip": Entry({"threshold": 0.5}, idle={"threshold": 1e9}),
+    "UpdateMonitor": Entry(),
     "ValidateEverySteps": Entry({"every": 2}, waits=True),  # a validation does
+    "WeightMonitor": Entry(),
 }
 
 
@@ -88,7 +94,8 @@ def public_callbacks() -> dict[str, type[Callback]]:
         for name, value in vars(module).items():
             if inspect.isclass(value) and issubclass(value, Callback) and value.__module__ == module.__name__:
                 found[name] = value
-    del found[StabilityCallback.__name__]
+    for base in (StabilityCallback, Monitor):
+        del found[base.__name__]
     return {name: cls for name, cls in found.items() if not name.startswith("_")}
 
 

@@ -1,0 +1,58 @@
+"""What all monitors share: when they measure, and where their numbers go."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, ClassVar
+
+from .base import MisconfigurationException, StabilityCallback
+from .private_names import window_is_open
+from .scalars import Scalars
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class Monitor(StabilityCallback):
+    """Base of the callbacks that only watch: with one of them a run is bit-identical to a run without.
+
+    It measures at logging steps, or at some of them; no other step waits for the device or for another rank.
+
+    Args:
+        every_steps: Optimizer steps between measurements, rounded up to a multiple of
+            ``Trainer(log_every_n_steps=...)``; ``None``: every logging step.
+
+    Raises:
+        MisconfigurationException: when ``every_steps`` is below 1, or nothing is ever logged.
+    """
+
+    order: ClassVar[int] = 50
+
+    def __init__(self, every_steps: int | None = None) -> None:
+        if every_steps is not None and every_steps < 1:
+            raise MisconfigurationException(f"`{type(self).__name__}(every_steps={every_steps})`: must be at least 1.")
+        self.every_steps = every_steps
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if interval < 1:
+            raise MisconfigurationException(
+                f"`Trainer(log_every_n_steps={interval})`: nothing is ever logged, so `{type(self).__name__}` would"
+                " never measure; set it to at least 1."
+            )
+        Scalars.of(trainer)
+
+    def is_due(self, trainer: Trainer) -> bool:
+        """Whether the optimizer step now under way is to be measured."""
+        return (trainer.global_step + 1) % self._interval(trainer) == 0
+
+    def has_ended(self, trainer: Trainer) -> bool:
+        """Whether a step that was due has just been taken, as ``on_train_batch_end`` finds it."""
+        return trainer.global_step % self._interval(trainer) == 0 and not window_is_open(trainer)
+
+    def _interval(self, trainer: Trainer) -> int:
+        logging: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return logging * math.ceil((self.every_steps or 1) / logging)

@@ -1,7 +1,11 @@
 """Drop-in Lightning callbacks that keep training runs stable and exactly resumable."""
 
 from .accumulation import AccumulationWindows
+from .activation_monitor import ActivationMonitor
+from .attention_monitor import AttentionMonitor
 from .batch_size_warmup import BatchSizeWarmup
+from .events import Event, Events, emit
+from .forward_replay import ForwardReplay
 from .graceful_stop import GracefulStop
 from .grad_clip import GradClip
 from .grad_norm import GradNorm, global_grad_norm
@@ -12,6 +16,7 @@ from .learning_rate import EffectiveLR
 from .lr_override import LROverride
 from .optimizer_monitor import OptimizerMonitor
 from .optimizer_reset import OptimizerReset
+from .output_monitor import OutputMonitor
 from .progress import Progress
 from .safe_checkpoints import SafeCheckpoints
 from .scalars import Scalars
@@ -24,8 +29,13 @@ from .weight_monitor import WeightMonitor
 
 __all__ = [
     "AccumulationWindows",
+    "ActivationMonitor",
+    "AttentionMonitor",
     "BatchSizeWarmup",
     "EffectiveLR",
+    "Event",
+    "Events",
+    "ForwardReplay",
     "GracefulStop",
     "GradClip",
     "GradNorm",
@@ -35,6 +45,7 @@ __all__ = [
     "LayerNormFreeze",
     "OptimizerMonitor",
     "OptimizerReset",
+    "OutputMonitor",
     "Progress",
     "SafeCheckpoints",
     "Scalars",

@@ -9,6 +9,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_stable.callbacks import (
+    ActivationMonitor,
+    AttentionMonitor,
     BatchSizeWarmup,
     GradClip,
     GradientMonitor,
@@ -17,6 +19,7 @@ from lit_stable.callbacks import (
     LROverride,
     OptimizerMonitor,
     OptimizerReset,
+    OutputMonitor,
     SequenceLengthWarmup,
     UpdateClip,
     UpdateMonitor,
@@ -26,6 +29,8 @@ from lit_stable.callbacks.base import MisconfigurationException
 
 #: Features by their name in a recipe. `name: {option: value}` turns one on, `name: null` off.
 FEATURES: dict[str, type[Callback]] = {
+    "activation_monitor": ActivationMonitor,
+    "attention_monitor": AttentionMonitor,
     "batch_size_warmup": BatchSizeWarmup,
     "grad_clip": GradClip,
     "grad_spike_skip": GradSpikeSkip,
@@ -34,6 +39,7 @@ FEATURES: dict[str, type[Callback]] = {
     "lr_override": LROverride,
     "optimizer_monitor": OptimizerMonitor,
     "optimizer_reset": OptimizerReset,
+    "output_monitor": OutputMonitor,
     "sequence_length_warmup": SequenceLengthWarmup,
     "update_clip": UpdateClip,
     "update_monitor": UpdateMonitor,

@@ -36,7 +36,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rope: Rotary | None) -> torch.Tensor:
         """Mix tokens with their past: x (B, T, D) -> (B, T, D)."""
         # The number of heads comes from the tensor: a device that holds some of the heads runs the same code.
-        q, k, v = self.qkv(x).unflatten(-1, (-1, 3, self.head_size)).unbind(-2)  # 3 of (B, T, H, K)
+        q, k, v = self.split_qkv(self.qkv(x))
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = rope.rotate(q), rope.rotate(k)
@@ -45,3 +45,9 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # (B, H, T, K)
         mixed: torch.Tensor = self.out(y.transpose(1, 2).flatten(2))  # (B, T, D)
         return mixed
+
+    def split_qkv(self, projected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Output of the fused projection (B, T, 3 D) -> queries, keys, values, (B, T, H, K) each."""
+        heads: torch.Tensor = projected.unflatten(-1, (-1, 3, self.head_size))  # type: ignore[no-untyped-call]
+        q, k, v = heads.unbind(-2)
+        return q, k, v

@@ -48,11 +48,15 @@ class Entry:
 
 ENTRIES = {
     "AccumulationWindows": Entry({"global_batch": 8, "micro_batch": 2}),
+    "ActivationMonitor": Entry({"modules": {"fc1": ["net.0"], "fc2": ["net.3"]}}),
+    "AttentionMonitor": Entry(),
     "BatchSizeWarmup": Entry(
         {"ramp": "4 for 1 steps then 8", "global_batch": 8, "micro_batch": 2},
         idle={"ramp": "8 for 1 steps", "global_batch": 8, "micro_batch": 2},
     ),
     "EffectiveLR": Entry(),
+    "Events": Entry(),
+    "ForwardReplay": Entry(),
     "GracefulStop": Entry(),
     "GradClip": Entry({"max_norm": 0.05}, idle={"max_norm": 1e6}),
     "GradNorm": Entry(),
@@ -62,6 +66,7 @@ ENTRIES = {
     "LayerNormFreeze": Entry({"rules": [{"start": 1, "stop": 3}]}, idle={"rules": [{"start": 1_000_000}]}),
     "OptimizerMonitor": Entry(),
     "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}),
+    "OutputMonitor": Entry({"head": "net.3"}),
     "Progress": Entry(),
     "SafeCheckpoints": Entry(),
     "Scalars": Entry(),

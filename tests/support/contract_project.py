@@ -96,6 +96,15 @@ class Data(LightningDataModule):
         return DataLoader(batches, batch_size=None, generator=torch.Generator())  # a loader draws a seed when it begins
 
 
+class First(nn.Linear):
+    """A layer that a monitor of attention takes for one."""
+
+    def queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
+        """One head of (B, 1, LENGTH, width)."""
+        y = nn.functional.linear(x, self.weight, self.bias)[:, None]
+        return y, y, 1.0
+
+
 class Project(LightningModule):
     """Predicts each position's features from themselves, shifted; under FSDP2 it shards itself."""
 
@@ -103,16 +112,28 @@ class Project(LightningModule):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            layers = [nn.Linear(FEATURES, width), nn.LayerNorm(width), nn.Dropout(dropout), nn.Linear(width, FEATURES)]
+            layers = [First(FEATURES, width), nn.LayerNorm(width), nn.Dropout(dropout), nn.Linear(width, FEATURES)]
         self.net = nn.Sequential(*layers)
         self.poison = poison
         self.losses: list[Tensor] = []  # of every micro-batch, on the device
+        self.sample_losses: tuple[Tensor, Tensor, Tensor] | None = None
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         loss = (self.net(batch).float() - batch.roll(1, dims=-1)).square().mean()
         self.losses.append(loss.detach())
+        ones = torch.ones(len(batch), device=batch.device)
+        self.sample_losses = loss.detach() * ones, ones, torch.arange(len(batch), device=batch.device)
         last = self.trainer.global_rank == self.trainer.world_size - 1
         return loss * self.poison.get(self.trainer.global_step, 1.0) if last else loss
+
+    def token_ids(self, batch: Tensor) -> Tensor:
+        """(B, LENGTH): what a monitor of tokens looks at."""
+        return (batch[..., 0] > 0).long()
+
+    def token_logits(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, FEATURES): what a sampler of text draws from."""
+        logits: Tensor = self.net(nn.functional.one_hot(ids % FEATURES, FEATURES).float())
+        return logits
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.net(batch)

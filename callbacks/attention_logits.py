@@ -1,0 +1,89 @@
+"""The largest attention logit, which no fused kernel shows, and where to find the queries and keys behind it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_ELEMENTS = 1 << 26  # of logits at a time: 256 MiB
+
+
+@runtime_checkable
+class ShowsQueriesKeys(Protocol):
+    """An attention module that says what its logits are made of.
+
+    Needed only where attention does not go through ``torch.nn.functional.scaled_dot_product_attention``, whose calls
+    are seen by themselves: for FlexAttention, other kernels, a softmax written out. Causal attention is assumed.
+    """
+
+    def queries_keys(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, float]:
+        """Given the arguments of ``forward``: final queries (B, H, T, K), final keys (B, G, S, K), and their factor.
+
+        Final: after norms, rotary phases and whatever else stands before the product; G divides H. The logit is the
+        product times the factor, before a soft cap, and without a bias such as ALiBi's, which only lowers it.
+        """
+
+
+def largest_logit(
+    q: Tensor, k: Tensor, scale: float | None = None, is_causal: bool = True, mask: Tensor | None = None
+) -> Tensor:
+    """The largest logit among the pairs that attend to each other, 0-d fp32; products and sums in fp32.
+
+    Args:
+        q: Queries (B, H, T, K).
+        k: Keys (B, G, S, K); each serves H / G heads.
+        scale: Factor of the products; ``None``: K^-1/2.
+        is_causal: Whether query i sees keys 0 to i only.
+        mask: As ``scaled_dot_product_attention`` takes it: where False nothing attends, or numbers to add.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    (batch, heads, length, _), seen = q.shape, k.shape[-2]
+    rows = max(1, min(length, _ELEMENTS // max(1, heads * seen)))  # queries at a time
+    whole_mask = None if mask is None else mask.expand(batch, heads, length, seen)
+    largest = torch.full((), -math.inf, device=q.device)
+    for start in range(0, length, rows):
+        queries = q[:, :, start : start + rows].float()
+        hidden = torch.zeros(queries.shape[2], seen, device=q.device)
+        if is_causal:
+            future = torch.ones_like(hidden, dtype=torch.bool).triu(start + 1)
+            hidden = hidden.masked_fill(future, -math.inf)
+        for b in range(batch):
+            keys = k[b].float().repeat_interleave(heads // k.shape[1], dim=0).transpose(1, 2)  # (H, K, S)
+            logits = torch.baddbmm(hidden.expand(heads, -1, -1), queries[b], keys, alpha=scale)  # (H, rows, S)
+            if whole_mask is not None:
+                part = whole_mask[b, :, start : start + rows]
+                logits = logits.masked_fill(~part, -math.inf) if part.dtype == torch.bool else logits + part
+            largest = torch.maximum(largest, logits.amax())
+    return largest
+
+
+class AttentionCalls(TorchFunctionMode):
+    """While active, hands the queries and keys of every ``scaled_dot_product_attention`` to a function, unchanged.
+
+    Args:
+        note: Called with (q, k, scale, is_causal, mask), whose shapes are those of :func:`largest_logit`.
+    """
+
+    def __init__(self, note: Callable[[Tensor, Tensor, float | None, bool, Tensor | None], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            self._note(
+                given["query"],
+                given["key"],
+                given.get("scale"),
+                given.get("is_causal", False),
+                given.get("attn_mask"),
+            )
+        return func(*args, **kwargs)

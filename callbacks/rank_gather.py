@@ -1,0 +1,19 @@
+"""The same tensor of every rank, side by side."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def gather_ranks(tensor: Tensor) -> Tensor:
+    """(...) on each rank -> (world, ...) on all, in the order of ranks: one collective, none on one process.
+
+    For small tensors whose ranks' parts are to be combined in more than one way (sums beside maxima), or named.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return tensor[None]
+    gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, tensor.contiguous())
+    return torch.stack(gathered)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_stable.callbacks import attention_logits
+from lit_stable.callbacks.attention_logits import AttentionCalls, largest_logit
+
+
+def by_hand(q: Tensor, k: Tensor, scale: float, allowed: Tensor) -> float:
+    """One pair after the other."""
+    best = -math.inf
+    for b in range(q.shape[0]):
+        for h in range(q.shape[1]):
+            for i in range(q.shape[2]):
+                for j in range(k.shape[2]):
+                    if allowed[i, j]:
+                        key = k[b, h * k.shape[1] // q.shape[1], j]
+                        best = max(best, float((q[b, h, i].double() * key.double()).sum()) * scale)
+    return best
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("at_once", [1 << 26, 7])
+def test_the_largest_of_all_pairs_that_attend(
+    groups: int, causal: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_logits, "_ELEMENTS", at_once)
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, groups, 5, 8)
+    allowed = torch.ones(5, 5, dtype=torch.bool)
+    allowed = allowed.tril() if causal else allowed
+    expected = by_hand(q, k, 8**-0.5, allowed)
+    assert float(largest_logit(q, k, None, causal)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pair_that_does_not_attend_does_not_count() -> None:
+    q, k = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
+    q[0, 0, 0, 0] = k[0, 0, 2, 0] = 10.0  # the first query, the last key
+    assert float(largest_logit(q, k, 1.0, is_causal=True)) == 0.0
+    assert float(largest_logit(q, k, 1.0, is_causal=False)) == 100.0
+    hidden = torch.ones(3, 3, dtype=torch.bool)
+    hidden[0, 2] = False
+    assert float(largest_logit(q, k, 1.0, is_causal=False, mask=hidden)) == 0.0
+    assert float(largest_logit(q, k, 1.0, is_causal=False, mask=torch.full((1, 1, 3, 3), 5.0))) == 105.0
+
+
+def test_bf16_products_are_made_in_fp32() -> None:
+    q = torch.full((1, 1, 1, 3), 1.0).bfloat16()
+    k = torch.tensor([256.0, 1.0, 1.0]).view(1, 1, 1, 3).bfloat16()
+    assert float(largest_logit(q, k, 1.0)) == 258.0  # bf16 has no 257
+
+
+def test_what_is_not_a_number_is_not_hidden() -> None:
+    q, k = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    q[0, 0, 1, 0] = math.nan
+    assert math.isnan(float(largest_logit(q, k)))
+
+
+def test_every_call_of_the_fused_function_is_seen_and_computes_what_it_would() -> None:
+    q, k, v = torch.randn(3, 1, 2, 4, 8).unbind()
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    plain = F.scaled_dot_product_attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    seen = []
+    with AttentionCalls(lambda *call: seen.append(call)):
+        watched = (
+            F.scaled_dot_product_attention(q, k, v, mask),
+            torch.nn.functional.scaled_dot_product_attention(query=q, key=k, value=v, is_causal=True, scale=None),
+        )
+    assert all(torch.equal(a, b) for a, b in zip(plain, watched, strict=True))
+    assert [(c[0] is q, c[1] is k, *c[2:4], c[4] is mask) for c in seen] == [
+        (True, True, None, False, True),
+        (True, True, None, True, False),
+    ]

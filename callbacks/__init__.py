@@ -18,12 +18,15 @@ from .optimizer_monitor import OptimizerMonitor
 from .optimizer_reset import OptimizerReset
 from .output_monitor import OutputMonitor
 from .progress import Progress
+from .recovery_time import RecoveryTime
 from .safe_checkpoints import SafeCheckpoints
 from .scalars import Scalars
 from .sequence_length_warmup import SequenceLengthWarmup
+from .source_loss import SourceLoss
 from .step_seed import StepSeed
 from .step_validation import ValidateEverySteps
 from .update_clip import UpdateClip
+from .token_statistics import TokenStatistics
 from .update_monitor import UpdateMonitor
 from .weight_monitor import WeightMonitor
 
@@ -47,12 +50,15 @@ __all__ = [
     "OptimizerReset",
     "OutputMonitor",
     "Progress",
+    "RecoveryTime",
     "SafeCheckpoints",
     "Scalars",
     "SequenceLengthWarmup",
+    "SourceLoss",
     "StepSeed",
     "UpdateClip",
     "ValidateEverySteps",
+    "TokenStatistics",
     "UpdateMonitor",
     "ValidateEverySteps",
     "WeightMonitor",

@@ -35,11 +35,15 @@ class WindowLoss:
         """Begin a new window."""
         self._sum = None
 
-    def mean(self, trainer: Trainer) -> Tensor:
-        """Mean over the window and all ranks, 0-d fp32, the same on each. A collective: all ranks call it."""
+    def own(self, trainer: Trainer) -> Tensor:
+        """Mean over the window on this rank alone, 0-d fp32."""
         assert self._sum is not None
         scale = loss_scale(trainer)
-        mean = self._sum if scale is None else self._sum / scale
+        return self._sum if scale is None else self._sum / scale
+
+    def mean(self, trainer: Trainer) -> Tensor:
+        """Mean over the window and all ranks, 0-d fp32, the same on each. A collective: all ranks call it."""
+        mean = self.own(trainer)
         if trainer.world_size > 1:
             # Not `strategy.reduce`: it puts a barrier before the sum, for which the host waits.
             mean = mean / trainer.world_size

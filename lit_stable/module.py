@@ -16,8 +16,9 @@ from lit_stable.callbacks.base import MisconfigurationException, rank_zero_info
 from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.formulas import flops_per_token
 from lit_stable.model.gpt import GPT
-from lit_stable.model.loss import next_token_loss, sample_losses
+from lit_stable.model.loss import sample_losses
 from lit_stable.model.sharding import build_gpt
 from lit_stable.optim.groups import parameter_groups
 from lit_stable.optim.schedule import LRSchedule, resolve_conflict
@@ -89,8 +90,9 @@ class GPTModule(LightningModule):
         self.gpt: GPT | None = None
         self.validation_losses = ValidationLosses()
         self.window_loss: Tensor | None = None  # mean loss of the last committed window, fp32, on the device
+        self.sample_losses: tuple[Tensor, Tensor, Tensor] | None = None  # what `SourceLoss` reads
         self._losses: list[Tensor] = []
-        self._loss_function = next_token_loss
+        self._loss_function = sample_losses
         self._recipe_groups: list[dict[str, Any]] = []
 
     # -- model -------------------------------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ class GPTModule(LightningModule):
         )
         if compiled:
             # In a region of its own the fp32 copy of the logits is never written to memory.
-            self._loss_function = torch.compile(next_token_loss, dynamic=False if fixed_shapes else None)
+            self._loss_function = torch.compile(sample_losses, dynamic=False if fixed_shapes else None)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V)."""
@@ -127,6 +129,10 @@ class GPTModule(LightningModule):
     def count_batch(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
         """(samples, tokens) of this rank's batch, for ``Progress``."""
         return batch["input_ids"].shape[0], batch["input_ids"].numel()
+
+    def flops_per_token(self, length: int) -> int:
+        """Operations of training on one token in sequences of ``length``, for ``Throughput``."""
+        return flops_per_token(self.config, length)
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -141,8 +147,9 @@ class GPTModule(LightningModule):
             group["lr"] = lr
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
-        loss_sum, count = self._loss_function(self(batch["input_ids"]), batch["labels"])
-        loss: Tensor = loss_sum / count
+        sums, counts = self._loss_function(self(batch["input_ids"]), batch["labels"])  # (B,), (B,)
+        loss: Tensor = sums.sum() / counts.sum()
+        self.sample_losses = sums.detach(), counts, batch["source"]
         self._losses.append(loss.detach())
         return loss
 

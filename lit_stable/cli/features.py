@@ -20,8 +20,11 @@ from lit_stable.callbacks import (
     OptimizerMonitor,
     OptimizerReset,
     OutputMonitor,
+    RecoveryTime,
     SequenceLengthWarmup,
     UpdateClip,
+    SourceLoss,
+    TokenStatistics,
     UpdateMonitor,
     WeightMonitor,
 )
@@ -40,8 +43,11 @@ FEATURES: dict[str, type[Callback]] = {
     "optimizer_monitor": OptimizerMonitor,
     "optimizer_reset": OptimizerReset,
     "output_monitor": OutputMonitor,
+    "recovery_time": RecoveryTime,
     "sequence_length_warmup": SequenceLengthWarmup,
     "update_clip": UpdateClip,
+    "source_loss": SourceLoss,
+    "token_statistics": TokenStatistics,
     "update_monitor": UpdateMonitor,
     "weight_monitor": WeightMonitor,
 }

@@ -68,6 +68,7 @@ ENTRIES = {
     "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}),
     "OutputMonitor": Entry({"head": "net.3"}),
     "Progress": Entry(),
+    "RecoveryTime": Entry({"rise": 0.1}),
     "SafeCheckpoints": Entry(),
     "Scalars": Entry(),
     "SequenceLengthWarmup": Entry(
@@ -80,8 +81,10 @@ ENTRIES = {
         strategies=("auto", "ddp"),  # Lightning's WeightAveraging shards nothing
         waits=True,
     ),
+    "SourceLoss": Entry({"names": ["a", "b"]}),
     "StepSeed": Entry({"seed": 1}, draws=True),
     "UpdateClip": Entry({"threshold": 0.5}, idle={"threshold": 1e9}),
+    "TokenStatistics": Entry({"vocab_size": 8}),
     "UpdateMonitor": Entry(),
     "ValidateEverySteps": Entry({"every": 2}, waits=True),  # a validation does
     "WeightMonitor": Entry(),

@@ -4,13 +4,16 @@ from .accumulation import AccumulationWindows
 from .activation_monitor import ActivationMonitor
 from .attention_monitor import AttentionMonitor
 from .batch_size_warmup import BatchSizeWarmup
+from .disk_space import DiskSpace
 from .events import Event, Events, emit
 from .forward_replay import ForwardReplay
+from .garbage_collection import GarbageCollection
 from .graceful_stop import GracefulStop
 from .grad_clip import GradClip
 from .grad_norm import GradNorm, global_grad_norm
 from .grad_spike_skip import GradSpikeSkip
 from .gradient_monitor import GradientMonitor
+from .hang_watchdog import HangWatchdog
 from .layer_norm_freeze import LayerNormFreeze
 from .learning_rate import EffectiveLR
 from .lr_override import LROverride
@@ -24,8 +27,10 @@ from .scalars import Scalars
 from .sequence_length_warmup import SequenceLengthWarmup
 from .source_loss import SourceLoss
 from .step_seed import StepSeed
+from .step_timer import StepTimer
 from .step_validation import ValidateEverySteps
 from .update_clip import UpdateClip
+from .throughput import Throughput
 from .token_statistics import TokenStatistics
 from .update_monitor import UpdateMonitor
 from .weight_monitor import WeightMonitor
@@ -35,15 +40,18 @@ __all__ = [
     "ActivationMonitor",
     "AttentionMonitor",
     "BatchSizeWarmup",
+    "DiskSpace",
     "EffectiveLR",
     "Event",
     "Events",
     "ForwardReplay",
+    "GarbageCollection",
     "GracefulStop",
     "GradClip",
     "GradNorm",
     "GradSpikeSkip",
     "GradientMonitor",
+    "HangWatchdog",
     "LROverride",
     "LayerNormFreeze",
     "OptimizerMonitor",
@@ -58,6 +66,8 @@ __all__ = [
     "StepSeed",
     "UpdateClip",
     "ValidateEverySteps",
+    "StepTimer",
+    "Throughput",
     "TokenStatistics",
     "UpdateMonitor",
     "ValidateEverySteps",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_stable.callbacks import GradNorm, Progress
+from lit_stable.callbacks.interval_clock import IntervalClock
 from lit_stable.module import GPTModule, is_reported_step
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.console import human_bytes, human_count, say
@@ -124,51 +124,6 @@ class Report(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.first_loss = state_dict["first_loss"]
-
-
-class IntervalClock:
-    """Tokens per second of training time: between two lines, and over all but the first interval, which compiles."""
-
-    def __init__(self) -> None:
-        self._seconds = self._total = self._rate = 0.0
-        self._tokens = self._first = 0
-        self._since: float | None = None
-        self._warm = False
-
-    def start(self, tokens: int) -> None:
-        """Begin at a token count."""
-        self._tokens = self._first = tokens
-        self._seconds = self._total = self._rate = 0.0
-        self._warm = False
-        self.go_on()
-
-    def pause(self) -> None:
-        """Stop counting time."""
-        if self._since is not None:
-            self._seconds += time.perf_counter() - self._since
-            self._since = None
-
-    def go_on(self) -> None:
-        """Count time again."""
-        self._since = time.perf_counter()
-
-    def interval(self, tokens: int) -> float:
-        """Tokens/s since the last call."""
-        self.pause()
-        self._rate = (tokens - self._tokens) / max(self._seconds, 1e-9)
-        if self._warm:
-            self._total += self._seconds
-        else:
-            self._warm, self._first = True, tokens
-        self._seconds, self._tokens = 0.0, tokens
-        self.go_on()
-        return self._rate
-
-    def overall(self, tokens: int) -> float:
-        """Tokens/s since the first call of ``interval``, or of that interval while there is no other."""
-        if tokens > self._tokens:
-            self.interval(tokens)
-        return (tokens - self._first) / self._total if self._total else self._rate
 
 
 def validation_losses(trainer: Trainer) -> dict[str, float]:

@@ -15,7 +15,7 @@ from tiny_fit import Watch, quiet_trainer
 from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, NumberedData, tiny_module
 
 from lit_stable.callbacks import AccumulationWindows, GradClip, Progress, ValidateEverySteps
-from lit_stable.run.report import IntervalClock, Report
+from lit_stable.run.report import Report
 from lit_stable.run.start import describe
 
 
@@ -147,15 +147,6 @@ def wait(monkeypatch) -> Callable[[float], None]:
     return wait
 
 
-def test_tokens_per_second_are_those_of_the_interval(wait):
-    clock = IntervalClock()
-    clock.start(1000)
-    wait(10)
-    assert clock.interval(1500) == 50.0
-    wait(1)
-    assert clock.interval(2000) == 500.0
-
-
 def test_the_time_of_a_validation_is_no_training_time(wait, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr("lit_stable.run.report.say", lines.append)
@@ -164,57 +155,6 @@ def test_the_time_of_a_validation_is_no_training_time(wait, monkeypatch):
     fit(Report(""), steps=4, more=[train, validate], every=2, logged=3)
     rates = [re.search(r"[^|]+ tokens/s", text)[0].strip() for text in lines if text.startswith("step ")]
     assert rates == [f"{GLOBAL_BATCH * LENGTH / (GLOBAL_BATCH / MICRO_BATCH):.3g} tokens/s"] * 3
-
-
-def test_a_pause_does_not_count(wait):
-    clock = IntervalClock()
-    clock.start(0)
-    wait(1)
-    clock.pause()
-    wait(60)
-    clock.go_on()
-    wait(1)
-    assert clock.interval(100) == 50.0
-
-
-def test_the_overall_rate_leaves_out_the_first_interval(wait):
-    clock = IntervalClock()
-    clock.start(0)
-    wait(30)  # compiles
-    clock.interval(10)
-    wait(1)
-    clock.interval(110)
-    wait(3)
-    assert clock.overall(210) == 200 / 4
-
-
-def test_with_one_interval_the_overall_rate_is_its_rate(wait):
-    clock = IntervalClock()
-    clock.start(500)
-    wait(2)
-    clock.interval(600)
-    wait(1)  # saving
-    assert clock.overall(600) == 50.0
-
-
-def test_the_time_after_the_last_line_does_not_lower_the_overall_rate(wait):
-    clock = IntervalClock()
-    clock.start(0)
-    for tokens in (10, 20):
-        wait(1)
-        clock.interval(tokens)
-    wait(9)
-    assert clock.overall(20) == 10.0
-
-
-def test_a_clock_started_again_begins_anew(wait):
-    clock = IntervalClock()
-    for _ in range(2):
-        clock.start(0)
-        wait(1)
-        clock.interval(10)
-        wait(1)
-        assert clock.overall(40) == 30.0
 
 
 def test_a_callback_is_described_by_the_settings_it_keeps():

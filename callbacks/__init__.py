@@ -23,6 +23,7 @@ from .output_monitor import OutputMonitor
 from .progress import Progress
 from .recovery_time import RecoveryTime
 from .safe_checkpoints import SafeCheckpoints
+from .sample_text import SampleText
 from .scalars import Scalars
 from .sequence_length_warmup import SequenceLengthWarmup
 from .source_loss import SourceLoss
@@ -60,6 +61,7 @@ __all__ = [
     "Progress",
     "RecoveryTime",
     "SafeCheckpoints",
+    "SampleText",
     "Scalars",
     "SequenceLengthWarmup",
     "SourceLoss",

@@ -20,6 +20,7 @@ from lit_stable.data.skip import new_ranges
 from lit_stable.data.sources import Source, check_stores, has_validation, open_stores, path_problems
 from lit_stable.data.store import TokenStore
 from lit_stable.data.stream import Batch, TokenStream
+from lit_stable.data.tokenizer import Tokenizer, load_tokenizer
 from lit_stable.data.validation import ValidationWindows
 from lit_stable.data.workers import leave_signals_to_the_trainer
 
@@ -112,6 +113,10 @@ class TokenDataModule(LightningDataModule):
     def eot_id(self) -> int:
         """The end-of-text token behind each document; known after ``setup``."""
         return self._all_stores()[0].eot_id
+
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the token stores; known after ``setup``."""
+        return load_tokenizer(self._all_stores()[0].tokenizer_path)
 
     def samples_before(self, step: int) -> int:
         """Samples committed before optimizer step ``step``, counted from 1; by the batch-size ramp, if there is one."""

@@ -46,6 +46,11 @@ class Tokenizer:
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, without any begin or end token."""
+        ids: list[int] = self.encode_batch([text])[0].tolist()
+        return ids
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ``ids``; end-of-text shows as its name, a cut character as U+FFFD."""
         return str(self._backend.decode([int(id_) for id_ in ids], skip_special_tokens=False))

@@ -73,6 +73,7 @@ ENTRIES = {
     "Progress": Entry(),
     "RecoveryTime": Entry({"rise": 0.1}),
     "SafeCheckpoints": Entry(),
+    "SampleText": Entry({"prompt_ids": [[1, 2], [3]], "new_tokens": 4}),
     "Scalars": Entry(),
     "SequenceLengthWarmup": Entry(
         {"shape": "2 for 2 steps", "max_length": 4}, idle={"shape": "4 for 1 steps", "max_length": 4}

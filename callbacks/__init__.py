@@ -14,6 +14,7 @@ from .grad_norm import GradNorm, global_grad_norm
 from .grad_spike_skip import GradSpikeSkip
 from .gradient_monitor import GradientMonitor
 from .hang_watchdog import HangWatchdog
+from .invariant_check import InvariantCheck, InvariantViolation
 from .layer_norm_freeze import LayerNormFreeze
 from .learning_rate import EffectiveLR
 from .lr_override import LROverride
@@ -53,6 +54,8 @@ __all__ = [
     "GradSpikeSkip",
     "GradientMonitor",
     "HangWatchdog",
+    "InvariantCheck",
+    "InvariantViolation",
     "LROverride",
     "LayerNormFreeze",
     "OptimizerMonitor",

@@ -65,6 +65,7 @@ ENTRIES = {
     "GradSpikeSkip": Entry({"threshold": 30.0}, idle={}),
     "GradientMonitor": Entry(),
     "HangWatchdog": Entry(),
+    "InvariantCheck": Entry(),
     "LROverride": Entry({"start": 1, "factor": 0.5, "betas": (0.5, 0.9)}, idle={"start": 1_000_000, "factor": 0.5}),
     "LayerNormFreeze": Entry({"rules": [{"start": 1, "stop": 3}]}, idle={"rules": [{"start": 1_000_000}]}),
     "OptimizerMonitor": Entry(),

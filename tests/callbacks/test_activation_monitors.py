@@ -119,13 +119,13 @@ def test_any_modules_children_are_called_again_with_what_they_were_given() -> No
 
 def test_hugging_faces_gpt2_needs_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    from transformers import GPT2Config, GPT2LMHeadModel
+    transformers = pytest.importorskip("transformers")
 
     class Foreign(TinyModule):
         def __init__(self) -> None:
             super().__init__()
-            config = GPT2Config(vocab_size=VOCAB, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
-            self.model = GPT2LMHeadModel(config)
+            config = transformers.GPT2Config(vocab_size=VOCAB, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
+            self.model = transformers.GPT2LMHeadModel(config)
 
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             ids = (batch.abs() * 10).long() % VOCAB

@@ -8,6 +8,7 @@ from .disk_space import DiskSpace
 from .events import Event, Events, emit
 from .forward_replay import ForwardReplay
 from .garbage_collection import GarbageCollection
+from .events import Event, Events, emit
 from .graceful_stop import GracefulStop
 from .grad_clip import GradClip
 from .grad_norm import GradNorm, global_grad_norm

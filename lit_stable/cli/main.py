@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lit_stable.callbacks import (
     AccumulationWindows,
     BatchSizeWarmup,
+    Events,
     GracefulStop,
     GradNorm,
     Progress,
@@ -169,6 +170,7 @@ class LitStableCLI(LightningCLI):
         return [
             session,
             Progress(),
+            Events(),
             StepSeed(data.seed_data),
             # A batch-size warm-up opens the windows itself.
             *([] if any(isinstance(c, BatchSizeWarmup) for c in given) else [windows]),

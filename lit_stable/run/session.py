@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from lit_stable.callbacks import Progress
+from lit_stable.callbacks import Events, Progress
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.module import GPTModule
@@ -67,6 +67,7 @@ class Session(Callback):
     def _open_folder(self, trainer: Trainer) -> None:
         folder = (self.resumed or new_folder(self.root, self.name)) if trainer.is_global_zero else None
         self.folder = Path(trainer.strategy.broadcast(str(folder)))
+        Events.of(trainer).folder = self.folder
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
                 callback.folder = self.folder

@@ -8,7 +8,6 @@ from .disk_space import DiskSpace
 from .events import Event, Events, emit
 from .forward_replay import ForwardReplay
 from .garbage_collection import GarbageCollection
-from .events import Event, Events, emit
 from .graceful_stop import GracefulStop
 from .grad_clip import GradClip
 from .grad_norm import GradNorm, global_grad_norm
@@ -32,9 +31,9 @@ from .source_loss import SourceLoss
 from .step_seed import StepSeed
 from .step_timer import StepTimer
 from .step_validation import ValidateEverySteps
-from .update_clip import UpdateClip
 from .throughput import Throughput
 from .token_statistics import TokenStatistics
+from .update_clip import UpdateClip
 from .update_monitor import UpdateMonitor
 from .weight_monitor import WeightMonitor
 
@@ -70,11 +69,10 @@ __all__ = [
     "SequenceLengthWarmup",
     "SourceLoss",
     "StepSeed",
-    "UpdateClip",
-    "ValidateEverySteps",
     "StepTimer",
     "Throughput",
     "TokenStatistics",
+    "UpdateClip",
     "UpdateMonitor",
     "ValidateEverySteps",
     "WeightMonitor",

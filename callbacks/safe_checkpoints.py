@@ -19,9 +19,9 @@ from .checkpoint_contents import (
     stored_shapes,
     told_as_a_sentence,
 )
-from .shards import has_fsdp1
 from .optimizer_state import initialise_state, step_count
 from .parameter_order import in_todays_order, names_by_group
+from .shards import has_fsdp1
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -88,10 +88,10 @@ ENTRIES = {
     ),
     "SourceLoss": Entry({"names": ["a", "b"]}),
     "StepSeed": Entry({"seed": 1}, draws=True),
-    "UpdateClip": Entry({"threshold": 0.5}, idle={"threshold": 1e9}),
     "StepTimer": Entry({"warmup_steps": 0}),
     "Throughput": Entry({"peak_flops": 1e12}),
     "TokenStatistics": Entry({"vocab_size": 8}),
+    "UpdateClip": Entry({"threshold": 0.5}, idle={"threshold": 1e9}),
     "UpdateMonitor": Entry(),
     "ValidateEverySteps": Entry({"every": 2}, waits=True),  # a validation does
     "WeightMonitor": Entry(),

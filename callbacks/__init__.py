@@ -2,8 +2,10 @@
 
 from .accumulation import AccumulationWindows
 from .activation_monitor import ActivationMonitor
+from .alarm import Alarm
 from .attention_monitor import AttentionMonitor
 from .batch_size_warmup import BatchSizeWarmup
+from .detectors import Detectors
 from .disk_space import DiskSpace
 from .events import Event, Events, emit
 from .forward_replay import ForwardReplay
@@ -40,8 +42,10 @@ from .weight_monitor import WeightMonitor
 __all__ = [
     "AccumulationWindows",
     "ActivationMonitor",
+    "Alarm",
     "AttentionMonitor",
     "BatchSizeWarmup",
+    "Detectors",
     "DiskSpace",
     "EffectiveLR",
     "Event",

@@ -37,7 +37,8 @@ class EventRing:
             self._waiting.append((key, row.cpu().clone(), None))
             return
         self.lag = self._cuda_lag
-        host = self._pinned.pop() if self._pinned else torch.empty(row.shape, dtype=row.dtype, pin_memory=True)
+        free = next((i for i, host in enumerate(self._pinned) if host.shape == row.shape), None)
+        host = torch.empty(row.shape, dtype=row.dtype, pin_memory=True) if free is None else self._pinned.pop(free)
         host.copy_(row, non_blocking=True)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         copied.record()

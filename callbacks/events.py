@@ -99,7 +99,7 @@ class Events(StabilityCallback):
             listener(event)
 
     def _write(self, event: Event, folder: Path, rank: int) -> None:
-        line = json.dumps(_plain(asdict(event)), allow_nan=False) + "\n"
+        line = json.dumps(plain(asdict(event)), allow_nan=False) + "\n"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._lock, (folder / (f"events.rank{rank}.jsonl" if rank else FILE)).open("a") as file:
@@ -115,11 +115,12 @@ class Events(StabilityCallback):
             self.folder = Path(folder)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The same as strings, numbers, lists and dicts that JSON takes; what is not finite as a string."""
     if isinstance(value, dict):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -30,7 +30,10 @@ def test_version_prints_the_block_for_a_bug_report(capsys):
     ("word", "sentence"),
     [
         ("fitt", "lit-stable: fitt: is no subcommand; did you mean fit?\n"),
-        ("xyz", "lit-stable: xyz: is no subcommand; write one of fit, validate, test, prepare, check.\n"),
+        (
+            "xyz",
+            "lit-stable: xyz: is no subcommand; write one of fit, validate, test, prepare, diagnose, inspect, check.\n",
+        ),
         ("--config", "lit-stable: --config: options come after the subcommand; start with one of fit, validate"),
     ],
 )

@@ -10,8 +10,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_stable.callbacks import (
     ActivationMonitor,
+    Alarm,
     AttentionMonitor,
     BatchSizeWarmup,
+    Detectors,
     DiskSpace,
     GarbageCollection,
     GradClip,
@@ -40,8 +42,10 @@ from lit_stable.callbacks.base import MisconfigurationException
 #: Features by their name in a recipe. `name: {option: value}` turns one on, `name: null` off.
 FEATURES: dict[str, type[Callback]] = {
     "activation_monitor": ActivationMonitor,
+    "alarm": Alarm,
     "attention_monitor": AttentionMonitor,
     "batch_size_warmup": BatchSizeWarmup,
+    "detectors": Detectors,
     "disk_space": DiskSpace,
     "garbage_collection": GarbageCollection,
     "grad_clip": GradClip,

@@ -28,8 +28,10 @@ from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.cli.check import check
 from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
+from lit_stable.cli.diagnose import run_diagnose
 from lit_stable.cli.errors import RunFailed, UserError, is_for_the_user, sentence
 from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
+from lit_stable.cli.inspect_checkpoint import run_inspect
 from lit_stable.cli.prepare import run_prepare
 from lit_stable.cli.problems import argument_problems, recipe_problems
 from lit_stable.cli.recipe import expand_arguments
@@ -45,6 +47,9 @@ from lit_stable.strategies.launcher import launched_devices
 
 FAILED, USAGE_ERROR = 1, 2
 _SIGNALLED = 128
+
+#: Subcommands that read no recipe.
+_ALONE = {"prepare": run_prepare, "diagnose": run_diagnose, "inspect": run_inspect}
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # the data are endless; a run ends at max_steps
@@ -235,8 +240,8 @@ def run(argv: Sequence[str]) -> int:
     fsdp1.register_strategies()
     fsdp2.register_strategies()
     try:
-        if name == "prepare":
-            run_prepare(rest)
+        if name in _ALONE:
+            _ALONE[name](rest)
             return 0
         expanded, layers = expand_arguments(rest)
         return LitStableCLI(Command(name, rest, expanded, layers)).exit_code

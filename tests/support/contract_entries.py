@@ -49,11 +49,13 @@ class Entry:
 ENTRIES = {
     "AccumulationWindows": Entry({"global_batch": 8, "micro_batch": 2}),
     "ActivationMonitor": Entry({"modules": {"fc1": ["net.0"], "fc2": ["net.3"]}}),
+    "Alarm": Entry({"command": "true"}),
     "AttentionMonitor": Entry(),
     "BatchSizeWarmup": Entry(
         {"ramp": "4 for 1 steps then 8", "global_batch": 8, "micro_batch": 2},
         idle={"ramp": "8 for 1 steps", "global_batch": 8, "micro_batch": 2},
     ),
+    "Detectors": Entry(),
     "DiskSpace": Entry({"min_free_gib": 1e-3}),
     "EffectiveLR": Entry(),
     "Events": Entry(),

@@ -1,0 +1,212 @@
+"""Watch a run while it runs: the detectors, fed with every step's loss and gradient norm and with what is logged."""
+
+# ruff: noqa: B008 - the defaults are copied before anything is learned
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .base import MisconfigurationException, StabilityCallback, was_logging_step
+from .detector import Detector
+from .event_ring import EventRing
+from .events import Events, emit
+from .grad_norm import GradNorm
+from .loss_scale_collapse import LossScaleCollapse
+from .low_loss import LowLoss
+from .plateau import Plateau
+from .positions import stream_position
+from .private_names import loss_scale
+from .progress import Progress
+from .slow_divergence import SlowDivergence
+from .spike_alarm import SpikeAlarm
+from .surge import Surge
+from .window_loss import WindowLoss
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+_Row = tuple[tuple[int, ...], list[float]]  # ((step,), numbers), as a ring returns it
+_VALIDATION = ("val/loss", "val_loss")  # what a module may log its validation loss as
+
+
+class Detectors(StabilityCallback):
+    """Tell when a run begins to go wrong: a spike, a slow divergence, a plateau, a loss too low, a loss scale that
+    collapses, an inner quantity that surges. Nothing is done about it: the run is bit-identical to one without.
+
+    They see every optimizer step's loss (mean over window and ranks) and global gradient norm; at logging steps also
+    the loss scale and every logged scalar whose name ``surge`` watches; at validations ``val/loss`` or ``val_loss``.
+    Numbers travel to the host without a wait and are read ``LAG`` = 4 steps late on CUDA, before a save and at the end
+    at once. What is said depends on the numbers alone: the same on all ranks, and after a resume. Under a loss scale a
+    gradient norm that is not finite is an overflow, which the scaler cures, and no spike.
+
+    What is found is an event (see :func:`~.events.emit`): one line for people, one in ``events.jsonl``, a text to the
+    loggers; with the stream indices of the samples of its step. :class:`~.alarm.Alarm` runs a command for each.
+
+    Detectors are switched off one by one with ``null``. The rules and their sources stand in the class of each.
+
+    Logged at logging steps: ``stability/events`` (events so far).
+
+    Args:
+        spike: A loss or gradient norm far above its band, or not finite.
+        slow_divergence: A loss that rises slowly above its best.
+        plateau: A validation loss that no longer improves.
+        low_loss: A loss too good to be true.
+        loss_scale: A loss scale that collapses.
+        surge: A logged quantity of the inside that grows steadily.
+
+    Raises:
+        MisconfigurationException: when every detector is off, or optimization is manual.
+
+    Example::
+
+        >>> Trainer(callbacks=[Detectors(spike=SpikeAlarm(z_score=10.0))], logger=False)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 75  # after the monitors have handed in what they measured
+
+    def __init__(
+        self,
+        spike: SpikeAlarm | None = SpikeAlarm(),
+        slow_divergence: SlowDivergence | None = SlowDivergence(),
+        plateau: Plateau | None = Plateau(),
+        low_loss: LowLoss | None = LowLoss(),
+        loss_scale: LossScaleCollapse | None = LossScaleCollapse(),
+        surge: Surge | None = Surge(),
+    ) -> None:
+        self.spike, self.slow_divergence, self.plateau = spike, slow_divergence, plateau
+        self.low_loss, self.loss_scale, self.surge = low_loss, loss_scale, surge
+        given = (spike, slow_divergence, plateau, low_loss, loss_scale, surge)
+        # Copies, since a detector learns and the defaults are shared by all.
+        self._detectors: list[Detector] = [deepcopy(one) for one in given if one is not None]
+        if not self._detectors:
+            raise MisconfigurationException("`Detectors`: all detectors are null; leave the callback away.")
+        self._loss = WindowLoss()
+        self._trainer: Trainer | None = None  # while training: a save, which hands none over, flushes
+        self._every_step = EventRing()  # rows of loss and gradient norm
+        self._at_logging = EventRing()  # rows of the scalars named beside
+        self._names: dict[int, list[str]] = {}  # by logging step
+        self._windows: dict[int, tuple[int, int]] = {}  # stream positions of the samples of steps on their way
+        self._count = 0
+        self._last_step = 0  # for which everything was sent
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization:
+            raise MisconfigurationException(
+                f"`{type(pl_module).__name__}.automatic_optimization=False`: `Detectors` takes each step's loss and"
+                " gradient norm from Lightning's own optimizer step; use automatic optimization."
+            )
+        Progress.of(trainer)
+        GradNorm.of(trainer)
+        Events.of(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._trainer = trainer
+        self._loss.clear()
+        self._last_step = Progress.of(trainer).steps
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._loss.add(loss)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        norm = GradNorm.of(trainer).value
+        if self._loss.is_empty or norm is None:  # nothing was backpropagated
+            return
+        progress = Progress.of(trainer)
+        loss = self._loss.mean(trainer).to(norm.device)
+        self._loss.clear()
+        first = stream_position(progress.start.samples, progress.dropped)
+        self._windows[progress.steps] = (first, progress.position)
+        self._every_step.push((progress.steps,), torch.stack([loss, norm.to(torch.float32)]))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        step = Progress.of(trainer).steps
+        if step == self._last_step:  # within a window
+            return
+        self._last_step = step
+        if was_logging_step(trainer):
+            self._send_logged(trainer, step)
+            pl_module.log("stability/events", float(self._count))
+        self._look(trainer, self._every_step.take(step), self._at_logging.take(step))
+
+    def _send_logged(self, trainer: Trainer, step: int) -> None:
+        """Send the loss scale and the logged scalars that are watched on their way, as rank 0 has them."""
+        patterns = self.surge.signals if self.surge is not None else []
+        logged = {
+            name: value
+            for name, value in sorted(trainer.callback_metrics.items())
+            if any(fnmatchcase(name, pattern) for pattern in patterns)
+        }
+        scale = loss_scale(trainer)
+        if scale is not None:
+            logged["loss_scale"] = scale
+        if not logged:
+            return
+        device = trainer.strategy.root_device
+        row = torch.stack([value.detach().to(device, torch.float32, non_blocking=True) for value in logged.values()])
+        if trainer.world_size > 1:  # a module may have logged its own rank's values; decisions must agree
+            dist.broadcast(row, src=0)
+        self._names[step] = list(logged)
+        self._at_logging.push((step,), row)
+
+    def _look(self, trainer: Trainer, steps: list[_Row], logged: list[_Row]) -> None:
+        """Show the detectors what has arrived, in order of steps, and tell of what they find."""
+        scaled = loss_scale(trainer) is not None
+        values: dict[int, dict[str, float]] = {}
+        for (step,), (loss, norm) in steps:
+            values[step] = {"loss": loss, "grad_norm": norm}
+            if scaled and not math.isfinite(norm):
+                del values[step]["grad_norm"]
+        for (step,), row in logged:
+            values.setdefault(step, {}).update(zip(self._names.pop(step), row, strict=True))
+        for step in sorted(values):
+            self._show(trainer, step, values[step])
+            self._windows.pop(step, None)
+
+    def _show(self, trainer: Trainer, step: int, values: Mapping[str, float]) -> None:
+        samples = list(range(*self._windows[step])) if step in self._windows else None
+        for detector in self._detectors:
+            for event in detector.observe(step, values):
+                self._count += 1
+                emit(trainer, replace(event, samples=samples))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        name = next((name for name in _VALIDATION if name in trainer.callback_metrics), None)
+        if name is not None:
+            value = trainer.strategy.broadcast(float(trainer.callback_metrics[name]))
+            self._show(trainer, Progress.of(trainer).steps, {"val_loss": value})
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._flush()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._flush()
+        super().on_exception(trainer, pl_module, exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._trainer = None
+
+    def _flush(self) -> None:
+        if self._trainer is not None:
+            self._look(self._trainer, self._every_step.flush(), self._at_logging.flush())
+
+    def state_dict(self) -> dict[str, Any]:
+        self._flush()
+        return {"detectors": {one.kind: one.state_dict() for one in self._detectors}, "count": self._count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._count = int(state_dict["count"])
+        for detector in self._detectors:
+            detector.load_state_dict(state_dict["detectors"].get(detector.kind, {}))

@@ -1,0 +1,63 @@
+"""Detector: the loss scale of fp16 training collapses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .detector import Detector, require
+from .events import Event
+
+
+@dataclass
+class LossScaleCollapse(Detector):
+    """The loss scale was halved ``halvings`` times within ``window`` steps, or fell below ``floor``.
+
+    A healthy run halves its scale about as often as it doubles it. One that is dying halves it again and again, since
+    every step overflows; OPT's runs ended so. Below 1 gradients are made smaller than they are. One event for each,
+    until the scale has risen again.
+
+    Source: OPT-175B logbook; Zhang et al. 2022, arXiv:2205.01068, section 2.5.
+    """
+
+    kind: ClassVar[str] = "loss_scale_collapse"
+    memory: ClassVar[tuple[str, ...]] = ("_last", "_halved", "_told", "_under_floor")
+
+    halvings: int = 6
+    """Halvings within the window, >= 2."""
+    window: int = 100
+    """Steps, >= halvings."""
+    floor: float = 1.0
+    """Scale below which the run is in trouble whatever came before, >= 0."""
+    signal: str = "loss_scale"
+    """Name of the scalar."""
+
+    def __post_init__(self) -> None:
+        require(self, "halvings", self.halvings >= 2, "at least 2")
+        require(self, "window", self.window >= self.halvings, "at least halvings")
+        require(self, "floor", self.floor >= 0, "0 or more")
+        self._last = 0.0  # none yet
+        self._halved: list[int] = []  # steps at which the scale was halved, once for each factor of 2
+        self._told = self._under_floor = False
+
+    def observe(self, step: int, values: Mapping[str, float]) -> list[Event]:
+        scale = values.get(self.signal, math.nan)
+        if not (math.isfinite(scale) and scale > 0):
+            return []
+        if self._last > scale:  # logged seldom, a fall may be of several halvings
+            self._halved += [step] * max(1, round(math.log2(self._last / scale)))
+        elif self._last < scale:
+            self._halved, self._told = [], False
+        self._last = scale
+        self._halved = [s for s in self._halved if s > step - self.window]
+        found = []
+        if len(self._halved) >= self.halvings and not self._told:
+            self._told = True
+            found.append(Event(step, self.kind, {"loss_scale": scale, "halvings": float(len(self._halved))}))
+        under = scale < self.floor
+        if under and not self._under_floor:
+            found.append(Event(step, self.kind, {"loss_scale": scale, "floor": self.floor}))
+        self._under_floor = under
+        return found

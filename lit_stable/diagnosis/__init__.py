@@ -1,0 +1,1 @@
+"""What a finished or broken run tells afterwards: its scalars, what detectors find in them, its checkpoints."""

@@ -1,0 +1,145 @@
+"""The tensors of any Lightning checkpoint, one file or sharded folder, read one at a time."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+WEIGHT = "weight"  # the role of what is no optimizer state
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of a checkpoint, not read yet."""
+
+    name: str
+    """Of the parameter or buffer; ``optimizer 0, parameter 12`` where a checkpoint does not name it."""
+    role: str
+    """``weight``, or the kind of optimizer state: ``exp_avg``, ``exp_avg_sq``, ``step``, ..."""
+    read: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class CheckpointTensors:
+    """What a checkpoint holds."""
+
+    path: Path
+    entries: list[Entry]
+    global_step: int | None
+    eps: list[float]
+    """Of the optimizers' groups, where they have one."""
+
+    def weights(self) -> Iterator[Entry]:
+        """Parameters and buffers."""
+        return (entry for entry in self.entries if entry.role == WEIGHT)
+
+    def states(self, role: str) -> dict[str, Entry]:
+        """One kind of optimizer state, by the parameter's name."""
+        return {entry.name: entry for entry in self.entries if entry.role == role}
+
+
+def open_checkpoint(path: Path, trust: bool = False) -> CheckpointTensors:
+    """Open a checkpoint of any Lightning project, or a plain state dict.
+
+    Args:
+        path: File, or folder of a sharded one.
+        trust: Load pickled objects other than tensors and plain values, which runs code that the file names.
+
+    Raises:
+        ValueError: when it is not there, is no checkpoint, or holds objects and is not trusted.
+    """
+    if not path.exists():
+        raise ValueError(f"{path}: does not exist; give a .ckpt file or the folder of a sharded checkpoint.")
+    if path.is_dir():
+        if not (path / ".metadata").exists():
+            raise ValueError(f"{path}: is a folder without `.metadata`, so no sharded checkpoint; give one inside it.")
+        return _open_folder(path, trust)
+    content = _load(path, trust)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint's dict.")
+    return _open_content(path, content)
+
+
+def _load(path: Path, trust: bool) -> Any:
+    try:
+        # Mapped, so that one tensor at a time is in memory; files in the format before torch 1.6 cannot be.
+        return torch.load(path, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        first = next((line for line in str(error).splitlines() if "GLOBAL" in line), "objects other than tensors")
+        raise ValueError(
+            f"{path}: is not loaded, since it needs more than tensors and plain values ({first.strip()}); if you trust"
+            " whoever wrote it, add --trust true."
+        ) from error
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: cannot be read as a checkpoint ({str(error).splitlines()[0]}).") from error
+
+
+def _open_content(path: Path, content: dict[str, Any]) -> CheckpointTensors:
+    weights = content.get("state_dict", content if "optimizer_states" not in content else {})
+    entries = [Entry(name, WEIGHT, partial(_same, t)) for name, t in weights.items() if isinstance(t, Tensor)]
+    eps = []
+    for index, optimizer in enumerate(content.get("optimizer_states", [])):
+        eps += [group["eps"] for group in optimizer.get("param_groups", []) if "eps" in group]
+        for parameter, state in optimizer.get("state", {}).items():
+            name = parameter if isinstance(parameter, str) else f"optimizer {index}, parameter {parameter}"
+            entries += [
+                Entry(name, role, partial(_same, torch.as_tensor(value)))
+                for role, value in state.items()
+                if isinstance(value, (Tensor, int, float))
+            ]
+    if not entries:
+        raise ValueError(f"{path}: holds no tensors under state_dict or optimizer_states.")
+    step = content.get("global_step")
+    return CheckpointTensors(path, entries, step if isinstance(step, int) else None, eps)
+
+
+def _read(path: Path, state: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*assuming the intent is to load in a single process.*")
+        load(state, checkpoint_id=str(path), no_dist=True)
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _open_folder(path: Path, trust: bool) -> CheckpointTensors:
+    stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
+    entries, eps = [], []
+    for key, kind in stored.items():
+        if not isinstance(kind, TensorStorageMetadata):
+            if key.endswith(".eps"):
+                eps.append(key)
+            continue
+        place, _, rest = key.partition(".")
+        read = partial(_read_piecewise, path, key, kind)
+        if place == "state_dict":
+            entries.append(Entry(rest, WEIGHT, read))
+        elif rest.startswith("state."):
+            name, _, role = rest.removeprefix("state.").rpartition(".")
+            entries.append(Entry(name, role, read))
+    values: dict[str, Any] = dict.fromkeys(eps)
+    if values:
+        _read(path, values)
+    meta = path / "meta.pt"
+    step = _load(meta, trust).get("global_step") if meta.exists() else None
+    return CheckpointTensors(path, entries, step, [float(value) for value in values.values()])
+
+
+def _read_piecewise(path: Path, key: str, kind: TensorStorageMetadata) -> Tensor:
+    state: dict[str, Any] = {key: torch.empty(kind.size, dtype=kind.properties.dtype)}
+    _read(path, state)
+    tensor: Tensor = state[key]
+    return tensor

@@ -96,5 +96,6 @@ def _build_feature(feature: type[Callback], options: dict[str, Any]) -> Callback
     for name, value in options.items():
         nested = next((kind for kind in get_args(hints.get(name)) if is_dataclass(kind)), None)
         if nested is not None and isinstance(value, dict):
-            options = {**options, name: nested(**value)}  # type: ignore[operator]
+            # A dataclass that has a base arrives with its class beside its options.
+            options = {**options, name: nested(**value.get("init_args", value))}  # type: ignore[operator]
     return feature(**options)

@@ -12,7 +12,7 @@ SUBCOMMANDS = {
     "fit": "train a model from a recipe, or go on with a run",
     "validate": "compute the losses of a checkpoint over a sample of the validation sets",
     "test": "compute the losses of a checkpoint over every window of the validation sets",
-    "prepare": "turn text or JSONL files into a folder of token shards",
+    "prepare": "turn text, JSON lines, Parquet or data sets into a folder of token shards",
     "diagnose": "find spikes, slow divergence and more in the log of any run, and say what to try",
     "inspect": "look into a checkpoint, or compare two",
     "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",

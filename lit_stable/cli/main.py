@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,8 +48,12 @@ from lit_stable.strategies.launcher import launched_devices
 FAILED, USAGE_ERROR = 1, 2
 _SIGNALLED = 128
 
-#: Subcommands that read no recipe.
-_ALONE = {"prepare": run_prepare, "diagnose": run_diagnose, "inspect": run_inspect}
+#: Subcommands that read no recipe; what they return is the exit code, None as 0.
+_ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
+    "prepare": run_prepare,
+    "diagnose": run_diagnose,
+    "inspect": run_inspect,
+}
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "max_epochs": -1,  # the data are endless; a run ends at max_steps
@@ -241,8 +245,7 @@ def run(argv: Sequence[str]) -> int:
     fsdp2.register_strategies()
     try:
         if name in _ALONE:
-            _ALONE[name](rest)
-            return 0
+            return _ALONE[name](rest) or 0
         expanded, layers = expand_arguments(rest)
         return LitStableCLI(Command(name, rest, expanded, layers)).exit_code
     except RunFailed as error:

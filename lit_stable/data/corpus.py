@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_stable.data.documents import Document
 from lit_stable.data.prepare import SUMMARY_FILE, prepare_documents
-from lit_stable.data.store import FORMAT
+from lit_stable.data.store import store_format
+from lit_stable.data.text.documents import Document
 
 BUILTIN_PREFIX = "builtin:"
 VALIDATION_FRACTION = 0.05
@@ -134,6 +134,8 @@ def _corpus(name: str) -> PythonStandardLibrary:
 
 def _folder(fingerprint: Fingerprint, name: str, tokenizer: str, cache: Path | None) -> Path:
     slug = tokenizer.replace(":", "-")
+    if not re.fullmatch(r"[\w-]+", slug):  # a regular expression is no name
+        slug = "spec-" + hashlib.sha256(tokenizer.encode()).hexdigest()[:12]
     if Path(tokenizer).is_file():
         slug = "file-" + hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()[:12]
-    return (cache or cache_folder()) / f"{name}-{fingerprint.sha256[:12]}-{slug}-format{FORMAT}"
+    return (cache or cache_folder()) / f"{name}-{fingerprint.sha256[:12]}-{slug}-format{store_format(())}"

@@ -1,199 +1,146 @@
-"""Turn text into a folder of token stores: ``train``, ``validation`` and the tokenizer that made them."""
+"""Turn text into a folder of token stores: ``train``, ``validation`` and the tokenizer that made them.
+
+The work is cut into pieces, each of which becomes one or more *parts*, files that are complete or absent. They lie in
+``OUT.unfinished`` until the stores are assembled from them, in the order of the input. So the result depends neither on
+the number of processes nor on how often one was killed on the way.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from lit_stable.data.atomic_folder import new_folder
-from lit_stable.data.documents import Document, TextFiles
-from lit_stable.data.store_writer import TokenStoreWriter
-from lit_stable.data.tokenizer import Tokenizer, check_tokenizer_spec, make_tokenizer
+from lit_stable.data.conditions import DocumentFilter
+from lit_stable.data.text.artefacts import ArtefactLimits
+from lit_stable.data.text.assembly import Assembly, Choice
+from lit_stable.data.text.documents import Document, Fields, Place, parse_date
+from lit_stable.data.text.inputs import plan_pieces
+from lit_stable.data.text.parts import finished_parts
+from lit_stable.data.text.preparation import COMPLETE_FILE, TOKENIZER_FILE, Preparation, Report, assemble
+from lit_stable.data.text.prepare_arguments import kept_keys, prepare_problems
+from lit_stable.data.text.progress_line import ProgressLine
+from lit_stable.data.text.readers import START, Row, Step
+from lit_stable.data.text.summary import SUMMARY_FILE, Summary, read_summary
+from lit_stable.data.text.tokenising import PieceWorker, Tokenising
+from lit_stable.data.text.unfinished_folder import locked_folder, remove_folder, unfinished_folder
+from lit_stable.data.tokenizer import is_trained, make_tokenizer
 
-TOKENIZER_FILE = "tokenizer.json"
-SUMMARY_FILE = "summary.json"
-PROGRESS_SECONDS = 2.0
-BATCH_CHARACTERS = 2_000_000  # what is encoded at once, over all cores: bounds memory
+__all__ = ["SUMMARY_FILE", "TOKENIZER_FILE", "Summary", "prepare", "prepare_documents"]
 
-
-@dataclass(frozen=True)
-class Summary:
-    """What a prepared folder holds; kept in its ``summary.json``.
-
-    ``sha256`` is over the texts in order, each preceded by its length; ``num_empty`` documents were left out.
-    """
-
-    tokenizer: str
-    vocab_size: int
-    num_documents: dict[str, int]
-    num_tokens: dict[str, int]
-    num_bytes: int
-    num_empty: int
-    sha256: str
-
-    def __str__(self) -> str:
-        parts = [
-            f"{split} {count:,} tokens in {self.num_documents[split]:,}" for split, count in self.num_tokens.items()
-        ]
-        return (
-            f"{self.num_bytes:,} bytes (sha256 {self.sha256[:12]}), tokenizer {self.tokenizer}, "
-            f"vocabulary {self.vocab_size:,}: {', '.join(parts)} documents; {self.num_empty} empty ones left out"
-        )
+DEFAULT_FRACTION = 0.01
+DEFAULT_LIMITS = ArtefactLimits()
 
 
 def prepare(
     inputs: Sequence[str | Path],
     out: Path | str,
     tokenizer: str,
-    validation_fraction: float = 0.01,
+    validation_fraction: float | None = None,
     separator: str | None = None,
-    report: Callable[[str], None] = print,
+    *,
+    validation_from: str | None = None,
+    keep: str = "",
+    filter: str | None = None,
+    order: Literal["input", "date"] = "input",
+    artefacts: Literal["off", "report", "reject"] = "report",
+    limits: ArtefactLimits = DEFAULT_LIMITS,
+    strict: bool = False,
+    workers: int = 1,
+    text_key: str = "text",
+    date_key: str = "date",
+    report: Report = print,
 ) -> Summary:
-    """Tokenise text and JSONL files into the new folder ``out``.
+    """Tokenise files and data sets into the new folder ``out``; when it was interrupted, go on where it was.
 
     Args:
-        inputs: Paths and glob patterns, see ``TextFiles``.
+        inputs: Files, folders, patterns (``**`` descends) and ``hf:NAME[:CONFIG][@SPLIT]``. JSON lines (.jsonl,
+            .ndjson, .json), Parquet and data sets hold ``text`` and optionally ``source`` and ``date``; any other file
+            is UTF-8 text. Lines and text may be compressed, .gz or .zst.
         out: Folder to create; it appears only when everything in it is complete.
-        tokenizer: ``bytes``, ``bpe:SIZE`` (trained on these inputs) or the path of a tokenizer JSON.
-        validation_fraction: Share of documents, chosen by a hash of their text, in [0, 1); 0: no validation split.
+        tokenizer: ``bytes``, ``bpe:SIZE`` or ``unigram:SIZE`` (trained on these inputs), with ``:phrases`` or a regular
+            expression behind it if texts shall not be cut as GPT-2 does, or the path of a tokenizer JSON.
+        validation_fraction: Share of documents, chosen by a hash of their text, in [0, 1); 0: no validation split; 0.01
+            if nothing is said.
         separator: Text between the documents of a text file; None: a file is a document.
-        report: Receives one progress line every two seconds and the summary.
+        validation_from: Date from which on documents go to validation, in place of a fraction.
+        keep: Keys whose values are kept per document, as ``score,language``; date and source always are.
+        filter: Which documents are written, as ``score >= 0.5``, ``top 0.3 by score``, joined by ``and``; its keys are
+            kept.
+        order: ``date`` writes documents oldest first; their table is then held in memory, about 60 bytes each.
+        artefacts: Whether documents that look like the work of a broken pipeline are told, or left out.
+        limits: From where on a document is such an artefact.
+        strict: Stop at the first document that cannot be read, in place of leaving it out.
+        workers: Processes that tokenise; the result does not depend on it.
+        text_key: Key of the text.
+        date_key: Key of the date.
+        report: Receives progress where there is no terminal, and the summary.
 
     Raises:
-        ValueError: when an argument is unusable, a file or line is bad, or a split would be empty.
+        ValueError: when an argument is unusable, an input cannot be read or matches nothing, or a split would be empty.
         FileExistsError: when another process wrote ``out`` in the meantime.
     """
     out = Path(out)
-    problems = [problem] if (problem := check_tokenizer_spec(tokenizer)) else []
-    if not 0 <= validation_fraction < 1:
-        problems.append(f"validation_fraction={validation_fraction}: must be at least 0 and below 1.")
-    if separator == "":
-        problems.append("separator='': must not be empty; leave it out to make each file a document.")
-    if out.exists():
+    work = unfinished_folder(out)
+    problems = prepare_problems(
+        out, tokenizer, validation_fraction, validation_from, separator, keep, filter, limits, workers
+    )
+    if out.exists() and not work.exists():
         problems.append(f"out={out}: exists already; choose another folder or delete it.")
     if problems:
         raise ValueError("\n".join(problems))
-    documents = TextFiles(inputs, source=out.name, separator=separator)
-    return prepare_documents(documents, out, tokenizer, validation_fraction, report)
+    condition = None if filter is None else DocumentFilter(filter)
+    fields = Fields(out.name, separator, text_key, date_key, kept_keys(keep, condition))
+    fraction = DEFAULT_FRACTION if validation_fraction is None and validation_from is None else validation_fraction
+    choice = Choice(fraction or 0.0, parse_date(validation_from), condition, artefacts == "reject", order == "date")
+    pieces = plan_pieces(inputs, fields)
+    with locked_folder(work, lambda: report(f"{out}: another process is at it; waiting")):
+        if out.exists():
+            return _finished_before(out, work)
+        preparation = Preparation(work, tokenizer, pieces, fields, report)
+        try:
+            summary = preparation.run(out, choice, None if artefacts == "off" else limits, strict, workers)
+        except BaseException:  # Ctrl-C too
+            preparation.leave()
+            raise
+        remove_folder(work)
+    return summary
+
+
+def _finished_before(out: Path, work: Path) -> Summary:
+    """``out`` appeared: an earlier process was killed between its last two acts, or another one was faster."""
+    killed = (work / COMPLETE_FILE).exists()
+    remove_folder(work)
+    if not killed:
+        raise FileExistsError(f"{out}: another process wrote it first.")
+    return read_summary(out)
 
 
 def prepare_documents(
-    documents: Iterable[Document],
-    out: Path,
-    tokenizer: str,
-    validation_fraction: float,
-    report: Callable[[str], None] = print,
+    documents: Iterable[Document], out: Path, tokenizer: str, validation_fraction: float, report: Report = print
 ) -> Summary:
-    """Tokenise ``documents`` into the new folder ``out``; they are iterated twice when a tokenizer is trained.
+    """Tokenise ``documents``, few enough to do it again when interrupted, into the new folder ``out``.
+
+    They are iterated twice when a tokenizer is trained.
 
     Raises:
         ValueError: when there is no document or a split would be empty.
         FileExistsError: when ``out`` exists.
     """
     with new_folder(out) as folder:
-        if tokenizer.startswith("bpe:"):
+        if is_trained(tokenizer):
             report(f"{out.name}: training the tokenizer {tokenizer}")
         encoder = make_tokenizer(tokenizer, (document.text for document in documents))
-        corpus = _Corpus(documents, out.name, report)
-        writers = _write(corpus, folder, encoder, validation_fraction)
-        summary = Summary(
-            tokenizer=tokenizer,
-            vocab_size=encoder.vocab_size,
-            num_documents={split: writer.num_documents for split, writer in writers.items()},
-            num_tokens={split: writer.num_tokens for split, writer in writers.items()},
-            num_bytes=corpus.num_bytes,
-            num_empty=corpus.num_empty,
-            sha256=corpus.sha256.hexdigest(),
-        )
-        (folder / SUMMARY_FILE).write_text(json.dumps(asdict(summary), indent=1) + "\n", encoding="utf-8")
+        sha256 = encoder.save(folder / TOKENIZER_FILE)
+        parts = folder / "parts"
+        parts.mkdir()
+        how = Tokenising(parts, folder / TOKENIZER_FILE, sha256, Fields(out.name), limits=None)
+        steps = (Step(Row(Place(out.name), document, ""), START, 0) for document in documents)
+        with ProgressLine(out.name, 0, 0, report) as line:
+            PieceWorker(how).write_parts("documents", 0, steps, line.advance)
+        assembly = Assembly(finished_parts(parts, "documents"), (), Choice(validation_fraction))
+        summary = assemble(assembly, folder, tokenizer, encoder, sha256, report)
+        remove_folder(parts)
     report(f"{out}: {summary}")
     return summary
-
-
-def _write(
-    corpus: _Corpus, folder: Path, encoder: Tokenizer, validation_fraction: float
-) -> dict[str, TokenStoreWriter]:
-    """Write the tokenizer and the stores into ``folder``; returns the closed writers by split."""
-    tokenizer_sha256 = encoder.save(folder / TOKENIZER_FILE)
-    with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(
-                TokenStoreWriter(
-                    folder / split,
-                    vocab_size=encoder.vocab_size,
-                    eot_id=encoder.eot_id,
-                    tokenizer=f"../{TOKENIZER_FILE}",
-                    tokenizer_sha256=tokenizer_sha256,
-                    split=split,
-                )
-            )
-            for split in (["train", "validation"] if validation_fraction else ["train"])
-        }
-        for batch in corpus.batches():
-            for document, ids in zip(batch, encoder.encode_batch([d.text for d in batch]), strict=True):
-                writers[split_of(document.text, validation_fraction)].add(ids, document.source, document.date)
-            corpus.report_progress(sum(writer.num_tokens for writer in writers.values()))
-        _require_documents(writers, validation_fraction)
-    return writers
-
-
-def split_of(text: str, validation_fraction: float) -> str:
-    """``train`` or ``validation``, by a hash of the text alone: equal texts never end up on both sides."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return "validation" if int.from_bytes(digest[:8], "big") < validation_fraction * 2**64 else "train"
-
-
-class _Corpus:
-    """The documents in batches, measured and hashed on their way."""
-
-    def __init__(self, documents: Iterable[Document], name: str, report: Callable[[str], None]) -> None:
-        self.num_documents = self.num_empty = self.num_bytes = 0
-        self.sha256 = hashlib.sha256()
-        self._documents, self._name, self._report = documents, name, report
-        self._start = self._reported = time.monotonic()
-
-    def batches(self) -> Iterator[list[Document]]:
-        batch: list[Document] = []
-        characters = 0
-        for document in self._documents:
-            if not document.text.strip():
-                self.num_empty += 1
-                continue
-            content = document.text.encode("utf-8")
-            self.sha256.update(len(content).to_bytes(8, "big") + content)
-            self.num_bytes += len(content)
-            self.num_documents += 1
-            batch.append(document)
-            characters += len(document.text)
-            if characters >= BATCH_CHARACTERS:
-                yield batch
-                batch, characters = [], 0
-        if batch:
-            yield batch
-
-    def report_progress(self, num_tokens: int) -> None:
-        now = time.monotonic()
-        if now - self._reported >= PROGRESS_SECONDS:
-            self._reported = now
-            speed = self.num_bytes / 1e6 / (now - self._start)
-            self._report(
-                f"{self._name}: {self.num_documents:,} documents, {self.num_bytes / 1e6:.1f} MB, "
-                f"{num_tokens:,} tokens, {speed:.1f} MB/s"
-            )
-
-
-def _require_documents(writers: dict[str, TokenStoreWriter], validation_fraction: float) -> None:
-    total = sum(writer.num_documents for writer in writers.values())
-    if total == 0:
-        raise ValueError("input: has no text in it, so there is nothing to write; check the paths.")
-    empty = [split for split, writer in writers.items() if writer.num_documents == 0]
-    if empty:
-        raise ValueError(
-            f"validation_fraction={validation_fraction}: leaves the {empty[0]} split of {total} documents empty; give "
-            "more documents, a separator that cuts text files into documents, or another fraction (0: no validation)."
-        )

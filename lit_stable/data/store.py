@@ -3,6 +3,7 @@
 ``index.json``        format, dtype, vocab_size, eot_id, split, sources, shard sizes, tokenizer, checksums of the tables
 ``shard-00000.bin``   tokens, raw little-endian uint16 (vocabulary up to 65 536) or uint32; documents end with eot
 ``documents.bin``     one record (offset int64, source int32, date int32) per document, in order of offset
+``column-KEY.bin``    one kept value per document: float64 (NaN: none), or int32, the number of a text in the index (-1)
 ``checksums.bin``     CRC-32 (uint32) of every 64 KiB of every shard, in order
 
 Opening reads the index and compares file sizes: neither time nor memory depends on the number of tokens. Each 64 KiB
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from collections.abc import Sized
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-FORMAT = 1
+from lit_stable.data.columns import CODE, NUMBER, Column
+
+FORMAT = 2  # the newest that is read; 1 had no columns
 CHUNK_BYTES = 65_536
 MAX_OPEN_FILES = 256  # per store; many systems allow a process 1024
 DOCUMENT = np.dtype([("offset", "<i8"), ("source", "<i4"), ("date", "<i4")])
@@ -80,13 +84,16 @@ class TokenStore:
             _require_size(self.path / name, int(size) * self.dtype.itemsize)
         _require_size(self.path / "documents.bin", self.num_documents * DOCUMENT.itemsize)
         _require_size(self.path / "checksums.bin", int(self._chunk_starts[-1]) * CHECKSUM.itemsize)
+        self._column_index: dict[str, Any] = {column["key"]: column for column in index.get("columns", [])}
+        for key in self._column_index:
+            _require_size(self.path / column_file(key), self.num_documents * self._column_dtype(key).itemsize)
         self._checksums = np.fromfile(self.path / "checksums.bin", dtype=CHECKSUM)
         if zlib.crc32(self._checksums.data) != index["checksums_crc32"]:
             raise ValueError(f"{self.path / 'checksums.bin'}: does not match the index; prepare the data again.")
         self._documents_crc32: int = index["documents_crc32"]
         # Of the checksums of all chunks: two stores with the same tokens have the same one.
         self.identity = f"{index['checksums_crc32']:08x}"
-        self._documents: npt.NDArray[np.void] | None = None
+        self._tables: dict[str, npt.NDArray[Any]] = {}
         self._verified = np.zeros(len(self._checksums), dtype=bool)
 
     def __reduce__(self) -> tuple[type[TokenStore], tuple[Path]]:
@@ -114,16 +121,35 @@ class TokenStore:
 
     def documents_in(self, start: int, stop: int) -> list[DocumentPlace]:
         """The documents that have a token in [start, stop)."""
-        documents = self._document_table()
+        documents = self.documents
         first = int(np.searchsorted(documents["offset"], start, side="right")) - 1
         last = int(np.searchsorted(documents["offset"], stop - 1, side="right"))
         rows = documents[first:last].tolist()
         return [DocumentPlace(first + n, self.sources[source], date) for n, (_, source, date) in enumerate(rows)]
 
+    @property
+    def documents(self) -> npt.NDArray[np.void]:
+        """Offset, source and date of every document, mapped from the file."""
+        return self._table("documents.bin", DOCUMENT, self._documents_crc32)
+
+    @property
+    def keys(self) -> list[str]:
+        """Of what there is a value per document: date, source and the kept keys."""
+        return ["date", "source", *self._column_index]
+
+    def values(self, key: str, start: int, stop: int) -> Column:
+        """The values of one of the ``keys``, of the documents [start, stop); a date is a number, yyyymmdd."""
+        documents = self.documents[start:stop]
+        if key == "source":
+            return Column(documents["source"], self.sources)
+        if key == "date":
+            return Column(np.where(documents["date"] == 0, np.nan, documents["date"]))
+        dtype, index = self._column_dtype(key), self._column_index[key]
+        return Column(self._table(column_file(key), dtype, index["crc32"])[start:stop], index["texts"])
+
     def source_at(self, offset: int) -> int:
         """Index in ``sources`` of the document that holds token ``offset``."""
-        documents = self._document_table()
-        return int(documents["source"][np.searchsorted(documents["offset"], offset, side="right") - 1])
+        return int(self.documents["source"][np.searchsorted(self.documents["offset"], offset, side="right") - 1])
 
     def document_at(self, offset: int) -> DocumentPlace:
         """The document that holds token ``offset``."""
@@ -157,19 +183,31 @@ class TokenStore:
         for file in self._files.values():
             file.close()
 
-    def _document_table(self) -> npt.NDArray[np.void]:
-        if self._documents is None:
-            file = self.path / "documents.bin"
-            documents = np.memmap(file, dtype=DOCUMENT, mode="r")
-            if zlib.crc32(documents.data) != self._documents_crc32:
-                raise DamagedStore(f"{file}: does not match its checksum; prepare the data again.")
-            self._documents = documents
-        return self._documents
+    def _column_dtype(self, key: str) -> np.dtype[Any]:
+        return NUMBER if self._column_index[key]["texts"] is None else CODE
+
+    def _table(self, name: str, dtype: np.dtype[Any], crc32: int) -> npt.NDArray[Any]:
+        if name not in self._tables:
+            table = np.memmap(self.path / name, dtype=dtype, mode="r")
+            if zlib.crc32(table.data) != crc32:
+                raise DamagedStore(f"{self.path / name}: does not match its checksum; prepare the data again.")
+            self._tables[name] = table
+        return self._tables[name]
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """The smallest of uint16 and uint32, little-endian, that holds every id below ``vocab_size``."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def store_format(columns: Sized) -> int:
+    """The oldest format that holds these columns, so that older versions read all that they can."""
+    return 2 if columns else 1
+
+
+def column_file(key: str) -> str:
+    """The file of a kept key."""
+    return f"column-{key}.bin"
 
 
 def _read_index(path: Path) -> dict[str, Any]:

@@ -1,25 +1,28 @@
-"""Turn text into token ids and back: bytes, byte-pair encoding trained on the spot, or a tokenizer file."""
+"""Turn text into token ids and back: bytes, a vocabulary trained on the spot, or a tokenizer file."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from lit_stable.data.tokenizer_training import OUR_END_OF_TEXT, backend_class, byte_backend, train_bpe, train_unigram
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
-    from tokenizers.models import Model
 
 # In the order in which they are looked for in a tokenizer file: ours and GPT-2's, Llama 3's, Llama 2's, Gemma's.
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+END_OF_TEXT = (OUR_END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 
-# Merges settle long before: a larger sample costs time and changes few of them.
-TRAINING_CHARACTERS = 200_000_000
+# Where texts are cut before a vocabulary is applied, so that no token crosses a cut. `phrases` lets tokens hold several
+# words and makes every digit its own (Wu et al. 2023, "BloombergGPT", arXiv:2303.17564, section 2.3).
+CUTS = {"gpt2": None, "phrases": "[ A-Za-z]+|[0-9]|[^A-Za-z0-9]+"}
+SPECS = "bytes, bpe:SIZE, unigram:SIZE, either with :phrases or :REGEX behind it, or the path of a tokenizer.json"
+SMALLEST = 257  # 256 bytes and end-of-text
 
 
 class Tokenizer:
@@ -68,7 +71,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         ValueError: when the file is missing, unreadable or has no end-of-text token.
     """
-    backend = _backend_class()
+    backend = backend_class()
     if not path.is_file():
         raise ValueError(f"tokenizer={path}: no such file; give bytes, bpe:SIZE or the path of a tokenizer.json.")
     try:
@@ -78,14 +81,28 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return Tokenizer(loaded)
 
 
+class Training(NamedTuple):
+    """What a spec says of a vocabulary to be trained: its kind, its size, and the expression that cuts texts."""
+
+    kind: str
+    size: str
+    cut: str | None
+
+
+def is_trained(spec: str) -> bool:
+    """Whether the tokenizer that ``spec`` names comes into being from texts."""
+    return spec.startswith(("bpe:", "unigram:"))
+
+
 def check_tokenizer_spec(spec: str) -> str | None:
     """The problem with ``spec`` in one sentence, or None."""
-    if spec.startswith("bpe:"):
-        size = spec.removeprefix("bpe:")
-        if not size.isdigit() or int(size) < 257:
-            return f"tokenizer={spec}: the size must be an integer of at least 257 (256 bytes and end-of-text)."
-    elif spec != "bytes" and not Path(spec).is_file():
-        return f"tokenizer={spec}: no such file; give bytes, bpe:SIZE or the path of a tokenizer.json."
+    if is_trained(spec):
+        training = _parse_spec(spec)
+        if not training.size.isdigit() or int(training.size) < SMALLEST:
+            return f"tokenizer={spec}: the size must be an integer of at least {SMALLEST} (256 bytes and end-of-text)."
+        return _cut_problem(spec, training.cut)
+    if spec != "bytes" and not Path(spec).is_file():
+        return f"tokenizer={spec}: no such file; give {SPECS}."
     return None
 
 
@@ -93,8 +110,10 @@ def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer that ``spec`` names.
 
     Args:
-        spec: ``bytes`` (ids 0-255 are byte values, end-of-text is 256), ``bpe:SIZE`` (byte-level BPE with SIZE ids,
-            Radford et al. 2019, trained on the first 200 million characters of ``texts``) or a tokenizer JSON's path.
+        spec: ``bytes`` (ids 0-255 are byte values, end-of-text is 256); ``bpe:SIZE`` (byte-level BPE with SIZE ids,
+            Radford et al. 2019) or ``unigram:SIZE`` (a unigram model of bytes, Kudo 2018, arXiv:1804.10959), trained on
+            the first characters of ``texts``; or a tokenizer JSON's path. ``:phrases`` or ``:REGEX`` behind a size says
+            where texts are cut first; without it they are as for GPT-2.
         texts: Read only when there is something to train.
 
     Raises:
@@ -104,60 +123,27 @@ def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     if problem is not None:
         raise ValueError(problem)
     if spec == "bytes":
-        return _byte_tokenizer()
-    if spec.startswith("bpe:"):
-        return _train_bpe(int(spec.removeprefix("bpe:")), texts)
-    return load_tokenizer(Path(spec))
+        return Tokenizer(byte_backend())
+    if not is_trained(spec):
+        return load_tokenizer(Path(spec))
+    training = _parse_spec(spec)
+    train = train_bpe if training.kind == "bpe" else train_unigram
+    return Tokenizer(train(int(training.size), training.cut, texts))
 
 
-def _backend_class() -> type[Backend]:
-    # The package warns at every fork after it has used threads, hence at every start of data-loader workers. They do
-    # not tokenise, so the choice may be stated.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    from tokenizers import Tokenizer as Backend
-
-    return Backend
+def _parse_spec(spec: str) -> Training:
+    kind, size, *cut = spec.split(":", 2)
+    name = cut[0] if cut else "gpt2"
+    return Training(kind, size, CUTS.get(name, name))
 
 
-def _byte_level(model: Model, *, use_regex: bool) -> Backend:
-    backend = _backend_class()(model)
-    from tokenizers import decoders, pre_tokenizers
+def _cut_problem(spec: str, cut: str | None) -> str | None:
+    if cut is None:
+        return None
+    from tokenizers import Regex
 
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _byte_tokenizer() -> Tokenizer:
-    from tokenizers import AddedToken, models
-
-    # Byte-level tokenizers write bytes as visible characters: printable Latin-1 stands for itself, the others follow
-    # from U+0100 on, in order.
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    vocabulary = {chr(byte if byte in printable else 256 + others.index(byte)): byte for byte in range(256)}
-    backend = _byte_level(models.BPE(vocab=vocabulary, merges=[]), use_regex=False)
-    backend.add_special_tokens([AddedToken(END_OF_TEXT[0], special=True, normalized=False)])
-    return Tokenizer(backend)
-
-
-def _train_bpe(size: int, texts: Iterable[str]) -> Tokenizer:
-    from tokenizers import models, pre_tokenizers, trainers
-
-    backend = _byte_level(models.BPE(), use_regex=True)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=[END_OF_TEXT[0]],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    backend.train_from_iterator(_first_characters(texts, TRAINING_CHARACTERS), trainer)
-    return Tokenizer(backend)
-
-
-def _first_characters(texts: Iterable[str], limit: int) -> Iterable[str]:
-    for text in texts:
-        if limit <= 0:
-            return
-        yield text[:limit]
-        limit -= len(text)
+    try:
+        Regex(cut)
+    except Exception as error:  # the package raises bare Exception
+        return f"tokenizer={spec}: {cut!r} is neither phrases, gpt2 nor a regular expression ({error})."
+    return None if cut else f"tokenizer={spec}: the expression behind the last colon must not be empty."

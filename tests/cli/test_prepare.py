@@ -38,8 +38,8 @@ def test_several_inputs_and_globs_are_taken(text, tmp_path):
     [
         (["empty.txt", "--tokenizer", "bytes"], "input: has no text in it, so there is nothing to write; check the"),
         (["none.txt", "--tokenizer", "bytes"], "input none.txt: matches no file."),
-        (["text.txt", "--tokenizer", "bits"], "tokenizer=bits: no such file; give bytes, bpe:SIZE or the path of a"),
-        (["text.txt", "--tokenizer", "bytes"], "validation_fraction=0.01: leaves the"),
+        (["text.txt", "--tokenizer", "bits"], "tokenizer=bits: no such file; give bytes, bpe:SIZE, unigram:SIZE,"),
+        (["text.txt", "--tokenizer", "bytes", "--filter", "score"], "filter=score: must read KEY >= VALUE"),
     ],
 )
 def test_unusable_input_ends_with_2_and_leaves_nothing(text, tmp_path, words, sentence):

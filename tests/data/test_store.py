@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from lit_stable.data.columns import Column, column_of
 from lit_stable.data.store import TokenStore, token_dtype
 from lit_stable.data.store_writer import TokenStoreWriter
 
@@ -57,6 +58,70 @@ def test_documents_are_found_by_token_offset(tmp_path):
     assert store.document_at(8) == (2, "news", 19991231)
     assert [place.number for place in store.documents_in(2, 6)] == [0, 1, 2]
     assert [place.number for place in store.documents_in(3, 5)] == [1]
+
+
+def kept(path, documents):
+    """A store of documents with a score and a language."""
+    with open_writer(path, columns={"score": False, "lang": True}) as writer:
+        for ids, score, lang in documents:
+            sources = Column(np.zeros(1, dtype=np.int32), ["text"])
+            values = {"score": column_of("score", [score]), "lang": column_of("lang", [lang])}
+            writer.add_many(np.array([*ids, 256]), [len(ids) + 1], sources, [0], values)
+    return TokenStore(path)
+
+
+def test_kept_values_stand_beside_their_documents(tmp_path):
+    documents = [([1, 2], 0.5, "de"), ([3], None, "en"), ([4, 5, 6], 2.0, None), ([], 1.0, "de")]
+    store = pickle.loads(pickle.dumps(kept(tmp_path / "s", documents)))
+    assert store.keys == ["date", "source", "score", "lang"]
+    assert [store.values("score", 0, 4).value(row) for row in range(4)] == [0.5, None, 2.0, 1.0]
+    assert [store.values("lang", 1, 4).value(row) for row in range(3)] == ["en", None, "de"]
+    assert [store.values("source", 0, 4).value(row) for row in range(4)] == ["text"] * 4
+    assert store.values("date", 0, 4).known.tolist() == [False] * 4
+    assert store.document_at(4).number == 1  # of its values too
+    assert (tmp_path / "s" / "column-score.bin").stat().st_size == 4 * 8
+
+
+def test_a_column_that_no_document_fills_still_reads(tmp_path):
+    store = kept(tmp_path / "s", [([1], None, None)])
+    assert [store.values(key, 0, 1).value(0) for key in ("score", "lang")] == [None, None]
+
+
+def test_many_documents_at_once_are_the_same_as_one_by_one(tmp_path):
+    draw = np.random.default_rng(0)
+    documents = [draw.integers(0, 256, draw.integers(0, 40_000)) for _ in range(12)]
+    with open_writer(tmp_path / "one", shard_bytes=65_536) as writer:
+        for number, ids in enumerate(documents):
+            writer.add(ids, f"s{number * 5 % 3}", date=number)
+    with open_writer(tmp_path / "many", shard_bytes=65_536) as writer:
+        for start in (0, 5):
+            batch = documents[start : start + 7 if start else 5]
+            tokens = np.concatenate([np.append(ids, 256) for ids in batch])
+            numbers = np.arange(start, start + len(batch))
+            sources = Column((numbers * 5 % 3).astype(np.int32), ["s0", "s1", "s2"])
+            writer.add_many(tokens, [len(ids) + 1 for ids in batch], sources, numbers)
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "many" / file.name).read_bytes()
+
+
+def test_a_store_says_the_oldest_format_that_holds_it_and_old_ones_open(tmp_path, make_store):
+    plain = make_store()
+    assert json.loads((plain.path / "index.json").read_text())["format"] == 1
+    assert "columns" not in json.loads((plain.path / "index.json").read_text())
+    assert plain.keys == ["date", "source"]
+    store = kept(tmp_path / "s", [([1], 1.0, "de")])
+    assert json.loads((store.path / "index.json").read_text())["format"] == 2
+
+
+def test_a_damaged_or_missing_column_is_refused(tmp_path):
+    path = kept(tmp_path / "s", [([1], 1.0, "de"), ([2], 2.0, "en")]).path
+    content = (path / "column-score.bin").read_bytes()
+    (path / "column-score.bin").write_bytes(content[:-1] + b"x")
+    with pytest.raises(ValueError, match=r"column-score\.bin: does not match its checksum"):
+        TokenStore(path).values("score", 0, 2)
+    (path / "column-score.bin").write_bytes(content[:-8])
+    with pytest.raises(ValueError, match=r"column-score\.bin: has 8 bytes where the index says 16"):
+        TokenStore(path)
 
 
 def test_dtype_is_the_smallest_that_holds_the_vocabulary(tmp_path):
@@ -169,6 +234,6 @@ def test_a_damaged_index_is_refused(make_store):
 def test_a_newer_format_is_refused(make_store):
     path = make_store().path
     index = json.loads((path / "index.json").read_text())
-    (path / "index.json").write_text(json.dumps(index | {"format": 2}))
-    with pytest.raises(ValueError, match="has format 2, this version reads up to 1; upgrade lit-stable"):
+    (path / "index.json").write_text(json.dumps(index | {"format": 3}))
+    with pytest.raises(ValueError, match="has format 3, this version reads up to 2; upgrade lit-stable"):
         TokenStore(path)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,14 +21,14 @@ def test_bytes_are_their_own_ids():
     assert tokenizer.encode_batch([""])[0].dtype == np.int64
 
 
-@pytest.mark.parametrize("spec", ["bytes", "bpe:300"])
+@pytest.mark.parametrize("spec", ["bytes", "bpe:300", "unigram:300", "bpe:300:phrases", r"unigram:300:\S+|\s+"])
 def test_any_text_comes_back_exactly(spec):
     tokenizer = make_tokenizer(spec, ["return x return x " * 50])
     (ids,) = tokenizer.encode_batch([TEXT])
     assert tokenizer.decode(ids) == TEXT
 
 
-@pytest.mark.parametrize("spec", ["bytes", "bpe:300"])
+@pytest.mark.parametrize("spec", ["bytes", "bpe:300", "unigram:300"])
 def test_text_that_spells_end_of_text_does_not_end_it(spec):
     tokenizer = make_tokenizer(spec, ["some text to train on"])
     assert tokenizer.eot_id not in tokenizer.encode_batch(["a<|endoftext|>b"])[0]
@@ -39,9 +42,44 @@ def test_bpe_learns_what_is_frequent():
 
 
 def test_training_gives_the_same_vocabulary_again(tmp_path):
-    texts = [f"value_{number} = compute({number})" for number in range(500)]
-    first, second = (make_tokenizer("bpe:400", texts).save(tmp_path / name) for name in ("a", "b"))
+    """In processes of their own, where the package's tables have another order each time."""
+    code = (
+        "import sys; from pathlib import Path; from lit_stable.data.tokenizer import make_tokenizer\n"
+        "texts = [f'value_{number} = compute({number}) or the other value of it' for number in range(300)]\n"
+        "for spec in ('bpe:400', 'unigram:400', 'unigram:300:phrases'):\n"
+        "    print(make_tokenizer(spec, texts).save(Path(sys.argv[1])))\n"
+    )
+    command = [sys.executable, "-c", code]
+    first, second = (
+        subprocess.run([*command, name], capture_output=True, check=True).stdout.split() for name in ("a", "b")
+    )
     assert first == second
+    assert len(set(first)) == 3
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_phrases_hold_several_words_and_every_digit_is_its_own(kind):
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefg", k=4)) for _ in range(200)]
+    texts = [f"{draw.choice(words)} new york {draw.choice(words)}, {draw.randint(1000, 9999)}" for _ in range(400)]
+    tokenizer = make_tokenizer(f"{kind}:400:phrases", texts)
+    pieces = [tokenizer.decode([token]) for token in range(tokenizer.vocab_size)]
+    assert any("new york" in piece for piece in pieces)
+    digits = tokenizer.encode_batch(["1234"])[0]
+    assert [tokenizer.decode([token]) for token in digits] == ["1", "2", "3", "4"]
+    assert all(len(piece) == 1 for piece in pieces if any(character.isdigit() for character in piece))
+    assert not any("," in piece and any(character.isalnum() for character in piece) for piece in pieces)
+
+
+def test_an_expression_cuts_where_it_says(tmp_path):
+    tokenizer = make_tokenizer("bpe:300:b|[^b]+", ["abcabcabc" * 50])
+    assert [tokenizer.decode([token]) for token in tokenizer.encode_batch(["abca"])[0]] == ["a", "b", "ca"]
+
+
+@pytest.mark.parametrize("cut", ["(", ""])
+def test_an_expression_that_is_none_is_refused(cut):
+    problem = check_tokenizer_spec(f"bpe:300:{cut}")
+    assert ("is neither phrases, gpt2 nor a regular expression" if cut else "must not be empty") in str(problem)
 
 
 def test_a_saved_tokenizer_reads_back(tmp_path):
@@ -52,7 +90,7 @@ def test_a_saved_tokenizer_reads_back(tmp_path):
         assert np.array_equal(loaded.encode_batch([TEXT])[0], tokenizer.encode_batch([TEXT])[0])
 
 
-@pytest.mark.parametrize("spec", ["bpe:256", "bpe:", "bpe:many"])
+@pytest.mark.parametrize("spec", ["bpe:256", "bpe:", "bpe:many", "unigram:256", "unigram::phrases"])
 def test_vocabulary_sizes_that_cannot_be_are_refused(spec):
     assert "integer of at least 257" in str(check_tokenizer_spec(spec))
     with pytest.raises(ValueError, match=f"tokenizer={spec}: the size must be an integer of at least 257"):
@@ -60,7 +98,7 @@ def test_vocabulary_sizes_that_cannot_be_are_refused(spec):
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"tokenizer=gone\.json: no such file; give bytes, bpe:SIZE or the path"):
+    with pytest.raises(ValueError, match=r"tokenizer=gone\.json: no such file; give bytes, bpe:SIZE, unigram:SIZE"):
         make_tokenizer("gone.json", [])
     with pytest.raises(ValueError, match=r"gone\.json: no such file"):
         load_tokenizer(tmp_path / "gone.json")

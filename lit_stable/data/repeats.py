@@ -1,0 +1,81 @@
+"""Find stretches of tokens that repeat with a short period, in whole batches at once.
+
+A stretch has period p when every token in it equals the one p places before. OLMo-core leaves out the loss of every
+sequence with a stretch of period 1 to 13 that holds its period 32 times or more (``InstanceFilterConfig``): a loss that
+a model lowers by copying says nothing about the rest, and such sequences were seen to spike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+# B rows, L tokens a row, p the period
+
+
+@dataclass(frozen=True)
+class MaskRepeats:
+    """Which repetitions a run does not train on.
+
+    Args:
+        max_period: Longest period that is looked for, in tokens, >= 1; all shorter ones are too.
+        min_count: How often a period must stand in a stretch for it to count, >= 2.
+        scope: ``sequence`` leaves out the loss of every sequence that holds such a stretch, as OLMo-core does;
+            ``tokens`` that of the stretch alone.
+    """
+
+    max_period: int = 13
+    min_count: int = 32
+    scope: Literal["sequence", "tokens"] = "sequence"
+
+    def problems(self) -> list[str]:
+        """What is wrong with the values, under the key that they stand under in a recipe."""
+        least = {"max_period": 1, "min_count": 2}
+        return [
+            f"data.mask_repeats.{name}={getattr(self, name)}: must be at least {bound}."
+            for name, bound in least.items()
+            if getattr(self, name) < bound
+        ]
+
+    def mask(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of the ``tokens`` (B, L) are not to be predicted, (B, L)."""
+        repeated = in_repeats(tokens, self.max_period, self.min_count)
+        if self.scope == "sequence":
+            return np.broadcast_to(repeated.any(axis=1, keepdims=True), repeated.shape)
+        return repeated
+
+
+def in_repeats(tokens: npt.NDArray[np.integer], max_period: int, min_count: int) -> npt.NDArray[np.bool_]:
+    """Which of the ``tokens`` (B, L) stand in a stretch that holds a short enough period often enough, (B, L).
+
+    Example::
+
+        >>> in_repeats(np.array([[9, 1, 2, 1, 2, 1, 2, 8]]), max_period=2, min_count=3).astype(int)
+        array([[0, 1, 1, 1, 1, 1, 1, 0]])
+    """
+    length = tokens.shape[1]
+    found = np.zeros(tokens.shape, dtype=bool)
+    for period in range(1, max_period + 1):
+        run = period * (min_count - 1)  # so many tokens in a row equal those a period before
+        if length < run + period:
+            break
+        equal = tokens[:, period:] == tokens[:, :-period]  # (B, L - p)
+        rows = np.flatnonzero(np.count_nonzero(equal, axis=1) >= run)  # few, in ordinary text
+        if rows.size:
+            found[rows] |= _covered(equal[rows], run, period)
+    return found
+
+
+def _covered(equal: npt.NDArray[np.bool_], run: int, period: int) -> npt.NDArray[np.bool_]:
+    """The tokens under every run of at least ``run`` True in ``equal`` (R, L - p) and the period before it, (R, L)."""
+    rows, length = equal.shape[0], equal.shape[1] + period
+    sums = np.zeros((rows, equal.shape[1] + 1), dtype=np.int64)
+    np.cumsum(equal, axis=1, out=sums[:, 1:])
+    begins = sums[:, run:] - sums[:, :-run] == run  # (R, L - p - run + 1): a run begins at this place
+    edges = np.zeros((rows, length + 1), dtype=np.int64)
+    edges[:, : begins.shape[1]] += begins
+    edges[:, run + period : run + period + begins.shape[1]] -= begins
+    return np.cumsum(edges, axis=1)[:, :-1] > 0

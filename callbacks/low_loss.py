@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .detector import Detector, RollingMedian, require
+from .detector import Detector, require
 from .events import Event
-
-_QUIET = 5  # steps inside that end an excursion
+from .excursion import Excursion
+from .rolling_median import RollingMedian
 
 
 @dataclass
@@ -27,7 +27,7 @@ class LowLoss(Detector):
     """
 
     kind: ClassVar[str] = "low_loss"
-    memory: ClassVar[tuple[str, ...]] = ("_band", "_last", "_told", "_under_floor")
+    memory: ClassVar[tuple[str, ...]] = ("_band", "_excursion", "_under_floor")
 
     signal: str = "loss"
     """Name of the scalar."""
@@ -51,8 +51,7 @@ class LowLoss(Detector):
         require(self, "warmup", 2 <= self.warmup <= self.window, "from 2 to window")
         require(self, "adapt", self.adapt >= 1, "at least 1")
         self._band = RollingMedian(self.window)
-        self._last: list[bool] = []  # whether low, of the last steps
-        self._told = False  # whether this excursion is known
+        self._excursion = Excursion(self.adapt)
         self._under_floor = False
 
     def observe(self, step: int, values: Mapping[str, float]) -> list[Event]:
@@ -63,15 +62,12 @@ class LowLoss(Detector):
         if len(self._band) >= self.warmup:
             limit = min(median - self.z_score * self._band.spread(), (1 - self.drop) * median)
         low = value < limit
-        self._last = [*self._last, low][-max(self.adapt, _QUIET) :]
+        begins = self._excursion.begins(low, far=value < 0.5 * median)
         if not low:
             self._band.push(value)
-        if not any(self._last[-_QUIET:]):
-            self._told = False
-        elif len(self._last) >= self.adapt and all(self._last[-self.adapt :]):
+        elif self._excursion.is_new_normal:
             self._band.refill([value])
-        if low and not self._told and (value < 0.5 * median or sum(self._last[-3:]) > 1):
-            self._told = True
+        if begins:
             return [self._event(step, value, limit)]
         return self._judge_floor(step)
 

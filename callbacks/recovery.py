@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from .rolling_median import RollingMedian
+
 _SMOOTHED = 5  # steps whose median is compared, so that one lucky batch is no recovery
 _FEWEST = 20  # accepted losses before anything is a spike
 
@@ -45,8 +47,8 @@ class Recovery:
     """
 
     def __init__(self, window: int, rise: float, patience: int) -> None:
-        self._window, self._rise, self._patience = window, rise, patience
-        self._accepted: list[float] = []
+        self._rise, self._patience = rise, patience
+        self._accepted = RollingMedian(window)
         self._recent: list[float] = []
         self._began: int | None = None
         self._before = self._spread = self._peak = 0.0
@@ -70,16 +72,14 @@ class Recovery:
 
     def _watch_for_spike(self, step: int, loss: float) -> None:
         if len(self._accepted) >= _FEWEST:
-            before = median(self._accepted)
-            spread = 1.4826 * median([abs(value - before) for value in self._accepted])
+            before, spread = self._accepted.median(), self._accepted.spread()
             if not loss <= before + max(self._rise, 6 * spread):  # so written that NaN is above
                 self._began, self._before, self._spread = step, before, spread
                 self._peak = loss if math.isfinite(loss) else math.inf
                 self._recent = [loss]
                 self.spikes += 1
                 return
-        if math.isfinite(loss):
-            self._accepted = [*self._accepted, loss][-self._window :]
+        self._accepted.push(loss)
 
     def _is_back(self) -> bool:
         if len(self._recent) < _SMOOTHED or not all(map(math.isfinite, self._recent)):
@@ -90,7 +90,8 @@ class Recovery:
         assert self._began is not None
         ended = Recovered(step, self._began, self._before, self._peak, back)
         self.last = step - self._began + 1 - (_SMOOTHED if back else 0)
-        self._accepted = [value for value in self._recent if math.isfinite(value)] if not back else self._accepted
+        if not back:
+            self._accepted.refill(self._recent)
         self._began = None
         return ended
 
@@ -98,7 +99,7 @@ class Recovery:
         """Plain numbers and lists."""
         level: Sequence[float] = (self._before, self._spread, self._peak)
         return {
-            "accepted": list(self._accepted),
+            "accepted": self._accepted.state_dict(),
             "recent": list(self._recent),
             "began": self._began,
             "level": list(level),
@@ -108,7 +109,7 @@ class Recovery:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore."""
-        self._accepted = [float(v) for v in state["accepted"]][-self._window :]
+        self._accepted.load_state_dict(state["accepted"])
         self._recent = [float(v) for v in state["recent"]]
         self._began = state["began"]
         self._before, self._spread, self._peak = state["level"]

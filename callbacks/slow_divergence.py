@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .detector import Detector, RollingMedian, require
+from .detector import Detector, require
 from .events import Event
+from .rolling_median import RollingMedian
 from .spike_alarm import SpikeAlarm
 
 

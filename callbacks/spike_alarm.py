@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .detector import Detector, RollingMedian, require
+from .detector import Detector, require
 from .events import Event
+from .excursion import Excursion
+from .rolling_median import RollingMedian
 
 _FAR = 4.0  # times the band's width, at which one value is enough
-_QUIET = 5  # steps inside that end an excursion
 
 
 @dataclass
@@ -31,7 +32,7 @@ class SpikeAlarm(Detector):
     """
 
     kind: ClassVar[str] = "spike"
-    memory: ClassVar[tuple[str, ...]] = ("_bands", "_last", "_told")
+    memory: ClassVar[tuple[str, ...]] = ("_bands", "_excursions")
 
     signals: list[str] = field(default_factory=lambda: ["loss", "grad_norm"])
     """Names of the scalars that are judged, each by itself."""
@@ -53,30 +54,25 @@ class SpikeAlarm(Detector):
         require(self, "min_spread", self.min_spread >= 0, "0 or more")
         require(self, "adapt", self.adapt >= 1, "at least 1")
         self._bands = {name: RollingMedian(self.window) for name in self.signals}
-        self._last: dict[str, list[bool]] = {name: [] for name in self.signals}  # whether outside, of the last steps
-        self._told = dict.fromkeys(self.signals, False)  # whether this excursion is known
+        self._excursions = {name: Excursion(self.adapt) for name in self.signals}
 
     def observe(self, step: int, values: Mapping[str, float]) -> list[Event]:
         found = (self._judge(step, name, values[name]) for name in self.signals if name in values)
         return [event for event in found if event is not None]
 
     def _judge(self, step: int, name: str, value: float) -> Event | None:
-        band = self._bands[name]
+        band, excursion = self._bands[name], self._excursions[name]
         median, width = band.median(), math.inf
         if len(band) >= self.warmup:
             width = self.z_score * max(band.spread(), self.min_spread * abs(median))
         finite = math.isfinite(value)
         outside = not finite or value - median > width
-        last = self._last[name] = [*self._last[name], outside][-max(self.adapt, _QUIET) :]
+        begins = excursion.begins(outside, far=not finite or value - median > _FAR * width)
         if not outside:
             band.push(value)
-        if not any(last[-_QUIET:]):
-            self._told[name] = False
-        elif finite and len(last) >= self.adapt and all(last[-self.adapt :]):
+        elif finite and excursion.is_new_normal:
             band.refill([value])
-        far = not finite or value - median > _FAR * width
-        if self._told[name] or not outside or not (far or sum(last[-3:]) > 1):
+        if not begins:
             return None
-        self._told[name] = True
         evidence: dict[str, Any] = {"signal": name, "value": value, "limit": median + width}
         return Event(step, self.kind if finite else "not_finite", evidence)

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import math
-import random
-import statistics
 from copy import deepcopy
 
 import pytest
 from series import NOISES, healthy, noisy, show, trace
 
-from lit_stable.callbacks.detector import Detector, RollingMedian
+from lit_stable.callbacks.detector import Detector
 from lit_stable.callbacks.loss_scale_collapse import LossScaleCollapse
 from lit_stable.callbacks.low_loss import LowLoss
 from lit_stable.callbacks.plateau import Plateau
@@ -17,23 +14,6 @@ from lit_stable.callbacks.spike_alarm import SpikeAlarm
 from lit_stable.callbacks.surge import Surge
 
 ON_LOSS = [SpikeAlarm, SlowDivergence, LowLoss]
-
-
-def test_rolling_median_and_spread_are_those_of_the_last_values() -> None:
-    source = random.Random(1)
-    window, seen = RollingMedian(7), []
-    for _ in range(40):
-        seen.append(source.choice([0.0, 1.0, 2.5, source.random()]))
-        window.push(seen[-1])
-        window.push(math.nan)
-        last = seen[-7:]
-        middle = statistics.median(last)
-        assert window.median() == middle
-        assert window.spread() == pytest.approx(1.4826 * statistics.median(abs(v - middle) for v in last))
-
-
-def test_an_empty_window_has_no_median() -> None:
-    assert math.isnan(RollingMedian(3).median())
 
 
 @pytest.mark.parametrize("noise", NOISES)

@@ -14,9 +14,10 @@ from .base import MisconfigurationException
 from .forward_replay import ForwardReplay
 from .module_patterns import unwrapped
 from .monitor import Monitor
-from .parameter_places import layer_of
+from .parameter_places import layer_of_module
 from .rank_gather import gather_ranks
 from .scalars import Scalars
+from .shards import local
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -88,7 +89,7 @@ class ActivationMonitor(Monitor):
             role = next((r for r, patterns in self._roles.items() if _matches(name, r, patterns)), None)
             if role is not None:
                 parent = modules.get(name.rpartition(".")[0])
-                self._found.append((f"{layer_of(name + '.')}.{role}", module, _splitter(name, role, parent)))
+                self._found.append((f"{layer_of_module(name)}.{role}", module, _splitter(name, role, parent)))
         if not self._found:
             raise MisconfigurationException(
                 f"`ActivationMonitor`: no module of {type(pl_module).__name__} has a name that it knows"
@@ -120,10 +121,10 @@ class ActivationMonitor(Monitor):
         return measure
 
     def _take(self, key: str, tensor: Tensor) -> None:
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        square = torch.linalg.vector_norm(local, dtype=torch.float32).double().square()
-        largest = torch.linalg.vector_norm(local, torch.inf, dtype=torch.float32).double()
-        count = square.new_full((), local.numel())
+        piece = local(tensor)
+        square = torch.linalg.vector_norm(piece, dtype=torch.float32).double().square()
+        largest = torch.linalg.vector_norm(piece, torch.inf, dtype=torch.float32).double()
+        count = square.new_full((), piece.numel())
         self._seen.setdefault(key, []).append(torch.stack([square, count, largest]))
 
     def seen(self, trainer: Trainer) -> None:

@@ -17,6 +17,7 @@ from .module_patterns import unwrapped
 from .monitor import Monitor
 from .rank_gather import gather_ranks
 from .scalars import Scalars
+from .shards import local
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -81,15 +82,16 @@ class AttentionMonitor(Monitor):
         if name in self._shows:
             assert isinstance(module, ShowsQueriesKeys)
             q, k, scale = module.queries_keys(*args, **kwargs)
-            self._keep(name, largest_logit(_local(q), _local(k), scale))
+            self._keep(name, largest_logit(local(q), local(k), scale))
 
     def _leave(self, *ignored: Any) -> None:
         self._stack.pop()
 
+    # Tensor-parallel ranks hold whole heads, so that pieces will do.
     def _note(self, q: Tensor, k: Tensor, scale: float | None, is_causal: bool, mask: Tensor | None) -> None:
         if not self._shows.intersection(self._stack):
             name = self._stack[-1] if self._stack else "attention"
-            self._keep(name, largest_logit(_local(q), _local(k), scale, is_causal, mask))
+            self._keep(name, largest_logit(local(q), local(k), scale, is_causal, mask))
 
     def _keep(self, name: str, value: Tensor) -> None:
         self._largest[name] = torch.maximum(self._largest[name], value) if name in self._largest else value
@@ -109,9 +111,3 @@ class AttentionMonitor(Monitor):
         keys = [f"stability/attention_logit_max/{name}" for name in names]
         Scalars.of(trainer).add([*keys, "stability/attention_logit_max"], torch.cat([largest, largest.amax()[None]]))
         self._largest = {}
-
-
-def _local(tensor: Tensor) -> Tensor:
-    # Tensor-parallel ranks hold whole heads.
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .base import MisconfigurationException
 from .grad_norm import NormType
 from .module_patterns import select, unwrapped, with_ancestors
+from .parameter_places import layer_of_module
 from .shards import local
 
 #: What has a norm of its own; a list holds shell patterns for the names of modules that are one part each.
@@ -63,21 +64,6 @@ class ClipParts:
                     torch._foreach_div_(gradients, divisor)
 
 
-def layer_of(name: str) -> str:
-    """The block that a parameter belongs to, by its name.
-
-    Example::
-
-        >>> layer_of("gpt.blocks.3.attention.qkv.weight"), layer_of("gpt.embedding.weight"), layer_of("scale")
-        ('gpt.blocks.3', 'gpt.embedding', 'scale')
-    """
-    parts = name.split(".")
-    for place, part in enumerate(parts[:-1]):
-        if part.isdecimal():
-            return ".".join(parts[: place + 1])
-    return ".".join(parts[:-1]) or name
-
-
 def _labels(optimizer: Any, scope: Scope, module: nn.Module) -> list[str]:
     if scope == "group":
         return [f"group {i}" for i, group in enumerate(optimizer.param_groups) for _ in group["params"]]
@@ -93,7 +79,8 @@ def _labels(optimizer: Any, scope: Scope, module: nn.Module) -> list[str]:
         except MisconfigurationException as error:
             raise MisconfigurationException(f"`GradClip(scope={scope})`: {error}") from error
         return [_outermost(name, scope) for name in own]
-    return [layer_of(name) for name in own] if scope == "layer" else own
+    # Not `layer_of`: tensors of a list (`scales.0`) are numbered too, and no layers.
+    return [layer_of_module(name.rpartition(".")[0]) or name for name in own] if scope == "layer" else own
 
 
 def _outermost(name: str, patterns: Sequence[str]) -> str:

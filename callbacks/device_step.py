@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import rank_zero_warn
 from .progress import Progress
+from .shards import local
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -57,14 +58,14 @@ def divide_gradients(trainer: Trainer, optimizer: Any, divisor: Tensor) -> None:
         earlier = getattr(optimizer, name, None)
         setattr(optimizer, name, divisor if earlier is None else earlier * divisor)
         return
-    if local := local_gradients(optimizer):
-        torch._foreach_div_(local, divisor)
+    if pieces := local_gradients(optimizer):
+        torch._foreach_div_(pieces, divisor)
 
 
 def local_gradients(optimizer: Any) -> list[Tensor]:
     """The gradients that an optimizer would step on, or this rank's pieces of them."""
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
+    return [local(g) for g in gradients]
 
 
 def has_scaler(trainer: Trainer) -> bool:

@@ -16,6 +16,19 @@ def layer_of(name: str) -> str:
     return ".".join(parts[: number + 1] if number is not None else parts[:-1]) or name
 
 
+def layer_of_module(name: str) -> str:
+    """The name of a module up to and with its first number; of one that stands in no numbered layer, all of it.
+
+    Example::
+
+        >>> layer_of_module("gpt.blocks.3.attention"), layer_of_module("gpt.wte"), layer_of_module("")
+        ('gpt.blocks.3', 'gpt.wte', '')
+    """
+    parts = name.split(".")
+    number = _first_number(parts)
+    return name if number is None else ".".join(parts[: number + 1])
+
+
 def component_of(name: str) -> str:
     """The name without its first number: one component for all layers.
 

@@ -174,11 +174,11 @@ class Detectors(StabilityCallback):
             self._windows.pop(step, None)
 
     def _show(self, trainer: Trainer, step: int, values: Mapping[str, float]) -> None:
-        samples = list(range(*self._windows[step])) if step in self._windows else None
+        window = self._windows.get(step)
         for detector in self._detectors:
             for event in detector.observe(step, values):
                 self._count += 1
-                emit(trainer, replace(event, samples=samples))
+                emit(trainer, replace(event, samples=None if window is None else list(range(*window))))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class PartStatistics:
+class PartStatistics(ABC):
     """A few numbers for each part, side by side in one tensor on the device of the norms: nothing waits for it.
 
     Saved by name, as plain lists: a run that is sharded in another way, or not at all, finds its own again. A name that
@@ -32,6 +33,7 @@ class PartStatistics:
         columns = [known.get(name, [0.0] * self.rows) for name in names]
         self.values = torch.tensor(columns, dtype=torch.float32, device=device).T.contiguous()
 
+    @abstractmethod
     def judge(self, norms: Tensor, total: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
         """Take the norms of a step in, and say what they may be.
 
@@ -47,7 +49,6 @@ class PartStatistics:
             Two (parts,) tensors: the largest value that each norm may keep (infinite if it is no outlier), and the
             level above which it would have been one (infinite while the statistics warm up).
         """
-        raise NotImplementedError
 
     def _take_in(self, new: Tensor, norms: Tensor, accepted: Tensor) -> None:
         self.values = torch.where(accepted & torch.isfinite(norms) & (norms > 0), new, self.values)

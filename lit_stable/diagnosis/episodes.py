@@ -65,11 +65,11 @@ def _episode(event: Event, losses: list[tuple[int, float]]) -> Episode:
         return Episode(event, None, well)
     level = median(v for _, v in before[-_SMOOTHED:]) * (1 + _BACK)
     after = [(s, v) for s, v in losses if s >= event.step]
-    if event.kind == "low_loss":  # back up
-        ends = (s for i, (s, _) in enumerate(after[_SMOOTHED:]) if _median(after, i) * (1 + 5 * _BACK) >= level)
-    else:
-        ends = (s for i, (s, _) in enumerate(after[_SMOOTHED:]) if _median(after, i) <= level)
-    return Episode(event, next(ends, None), well)
+    medians = ((s, _median(after, i)) for i, (s, _) in enumerate(after[_SMOOTHED:]))
+    low = event.kind == "low_loss"  # which comes back up
+    return Episode(
+        event, next((s for s, m in medians if (m * (1 + 5 * _BACK) >= level if low else m <= level)), None), well
+    )
 
 
 def _median(series: list[tuple[int, float]], start: int) -> float:

@@ -1,6 +1,5 @@
 """Watch a run while it runs: the detectors, fed with every step's loss and gradient norm and with what is logged."""
 
-# ruff: noqa: B008 - the defaults are copied before anything is learned
 from __future__ import annotations
 
 import math
@@ -50,7 +49,8 @@ class Detectors(StabilityCallback):
     What is found is an event (see :func:`~.events.emit`): one line for people, one in ``events.jsonl``, a text to the
     loggers; with the stream indices of the samples of its step. :class:`~.alarm.Alarm` runs a command for each.
 
-    Detectors are switched off one by one with ``null``. The rules and their sources stand in the class of each.
+    Each is on with the options of its class, unless it is given some, and off with ``null`` or ``false``. The rules and
+    their sources stand in the class of each.
 
     Logged at logging steps: ``stability/events`` (events so far).
 
@@ -74,18 +74,21 @@ class Detectors(StabilityCallback):
 
     def __init__(
         self,
-        spike: SpikeAlarm | None = SpikeAlarm(),
-        slow_divergence: SlowDivergence | None = SlowDivergence(),
-        plateau: Plateau | None = Plateau(),
-        low_loss: LowLoss | None = LowLoss(),
-        loss_scale: LossScaleCollapse | None = LossScaleCollapse(),
-        surge: Surge | None = Surge(),
+        spike: SpikeAlarm | bool | None = True,
+        slow_divergence: SlowDivergence | bool | None = True,
+        plateau: Plateau | bool | None = True,
+        low_loss: LowLoss | bool | None = True,
+        loss_scale: LossScaleCollapse | bool | None = True,
+        surge: Surge | bool | None = True,
     ) -> None:
         self.spike, self.slow_divergence, self.plateau = spike, slow_divergence, plateau
         self.low_loss, self.loss_scale, self.surge = low_loss, loss_scale, surge
-        given = (spike, slow_divergence, plateau, low_loss, loss_scale, surge)
-        # Copies, since a detector learns and the defaults are shared by all.
-        self._detectors: list[Detector] = [deepcopy(one) for one in given if one is not None]
+        chosen: dict[type[Detector], Any] = {SpikeAlarm: spike, SlowDivergence: slow_divergence, Plateau: plateau}
+        chosen.update({LowLoss: low_loss, LossScaleCollapse: loss_scale, Surge: surge})
+        # Copies: a detector learns, and one that was given may stand in another trainer too.
+        self._detectors: list[Detector] = [
+            cls() if given is True else deepcopy(given) for cls, given in chosen.items() if given
+        ]
         if not self._detectors:
             raise MisconfigurationException("`Detectors`: all detectors are null; leave the callback away.")
         self._loss = WindowLoss()
@@ -141,7 +144,7 @@ class Detectors(StabilityCallback):
 
     def _send_logged(self, trainer: Trainer, step: int) -> None:
         """Send the loss scale and the logged scalars that are watched on their way, as rank 0 has them."""
-        patterns = self.surge.signals if self.surge is not None else []
+        patterns = [pattern for one in self._detectors if isinstance(one, Surge) for pattern in one.signals]
         logged = {
             name: value
             for name, value in sorted(trainer.callback_metrics.items())

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from full_disk import files_of_at_most
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot
@@ -350,21 +348,9 @@ def test_weights_saved_alone_are_no_place_to_go_on_from(tmp_path: Path) -> None:
     trainer.validate(TinyModule(), TinyData(validation_batches=1), ckpt_path=tmp_path / "weights.ckpt", verbose=False)
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file may grow above 1000 bytes: what a full disk does to a save, and nothing else on this machine."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
 @pytest.mark.parametrize("strategy", ["auto", "fsdp2", "fsdp2_full"])
-def test_a_save_that_finds_no_room_is_one_sentence_and_leaves_nothing(
-    strategy: str, tmp_path: Path, small_files: None
-) -> None:
-    with pytest.raises(CheckpointError, match=r"start.ckpt: could not be written \(File too large; \S+ GiB are free"):
+def test_a_save_that_finds_no_room_is_one_sentence_and_leaves_nothing(strategy: str, tmp_path: Path) -> None:
+    said = r"start.ckpt: could not be written \(File too large; \S+ GiB are free"
+    with files_of_at_most(1000), pytest.raises(CheckpointError, match=said):
         fit_grouped(strategy, SaveAtSteps(tmp_path))
     assert os.listdir(tmp_path) == []

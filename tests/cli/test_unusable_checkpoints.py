@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
-import signal
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from full_disk import files_of_at_most
 from tiny_recipe import Done, command, write_recipe
 
 STRATEGIES = {"file": "auto", "folder": "fsdp2"}
@@ -145,21 +144,11 @@ def _flip_a_weight(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file may grow above 40,000 bytes: what a full disk does to a checkpoint, and to nothing else here."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
-
-
 @pytest.mark.parametrize("strategy", ["auto", "fsdp2"])
-def test_a_save_that_finds_no_room(strategy: str, fitted: SimpleNamespace, small_files: None) -> None:
+def test_a_save_that_finds_no_room(strategy: str, fitted: SimpleNamespace) -> None:
     name = f"full-{strategy}"
-    done = command("fit", "--config", fitted.recipe, "--trainer.strategy", strategy, "--run.name", name)
+    with files_of_at_most(40_000):
+        done = command("fit", "--config", fitted.recipe, "--trainer.strategy", strategy, "--run.name", name)
     told = "step-00000002.ckpt: could not be written (File too large; "
     failed_with(done, told, " GiB are free there); what was saved before it is whole: make room and go on from that.")
     assert list((fitted.root / name / "0001" / "checkpoints").iterdir()) == []

@@ -20,7 +20,9 @@ def _mesh(trainer: Trainer) -> Any:
 def data_parallel_size(trainer: Trainer) -> int:
     """Number of ranks that see different samples: the world size divided by the tensor-parallel size."""
     mesh = _mesh(trainer)
-    return trainer.world_size if mesh is None else trainer.world_size // mesh[TENSOR_PARALLEL].size()
+    if mesh is None:
+        return trainer.world_size
+    return trainer.world_size // int(mesh.shape[mesh.mesh_dim_names.index(TENSOR_PARALLEL)])
 
 
 def data_parallel_rank(trainer: Trainer) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from lit_stable.callbacks import Progress, SequenceLengthWarmup
-from lit_stable.callbacks.base import MisconfigurationException, rank_zero_info
+from lit_stable.callbacks.base import MisconfigurationException, rank_zero_info, rank_zero_warn
 from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.model.config import GPTConfig
@@ -22,6 +22,8 @@ from lit_stable.model.loss import sample_losses
 from lit_stable.model.sharding import build_gpt
 from lit_stable.optim.groups import parameter_groups
 from lit_stable.optim.schedule import LRSchedule, resolve_conflict
+from lit_stable.strategies.mesh import data_mesh, tensor_mesh
+from lit_stable.strategies.precisions import BF16_TRUE_WARNING, precision_problem
 from lit_stable.validation_losses import ValidationLosses
 
 
@@ -101,6 +103,7 @@ class GPTModule(LightningModule):
         if self.gpt is not None:
             return
         strategy = self.trainer.strategy
+        self._judge_precision()
         device = strategy.root_device
         mesh = self.device_mesh  # set by strategies that have one
         compiled = self.compile_blocks == "on" or (self.compile_blocks == "auto" and device.type == "cuda")
@@ -110,7 +113,8 @@ class GPTModule(LightningModule):
             self.config,
             seed=self.seed_init,
             device=device,
-            mesh=None if mesh is None else mesh["data_parallel"],
+            mesh=None if mesh is None else data_mesh(mesh),
+            tensor_mesh=None if mesh is None else tensor_mesh(mesh),
             policy=getattr(strategy.precision_plugin, "policy", None),
             compile_blocks=compiled,
             fixed_shapes=fixed_shapes,
@@ -119,6 +123,14 @@ class GPTModule(LightningModule):
         if compiled:
             # In a region of its own the fp32 copy of the logits is never written to memory.
             self._loss_function = torch.compile(sample_losses, dynamic=False if fixed_shapes else None)
+
+    def _judge_precision(self) -> None:
+        strategy = self.trainer.strategy
+        precision = strategy.precision_plugin.precision
+        if problem := precision_problem(type(strategy).__name__, precision):
+            raise MisconfigurationException(problem)
+        if precision == "bf16-true":
+            rank_zero_warn(BF16_TRUE_WARNING)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids (B, T) -> logits (B, T, V)."""

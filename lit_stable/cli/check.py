@@ -21,6 +21,8 @@ from lit_stable.optim.groups import audit, parameter_groups
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.console import human_bytes, human_count
 from lit_stable.run.start import describe
+from lit_stable.strategies.mesh import ONE_COPY, MeshOptions
+from lit_stable.strategies.precisions import full_name
 
 
 def check(
@@ -29,8 +31,9 @@ def check(
     trainer: Mapping[str, Any],
     features: Mapping[str, Callback],
     devices: int,
+    mesh: MeshOptions = ONE_COPY,
 ) -> str:
-    """A page about the resolved recipe on ``devices`` data-parallel devices.
+    """A page about the resolved recipe on ``devices`` devices.
 
     Args:
         module: The model and its schedule; nothing of it is built on a device.
@@ -38,11 +41,14 @@ def check(
         trainer: The Trainer's options.
         features: The active features by name.
         devices: How many devices to plan for.
+        mesh: How they are laid out.
 
     Raises:
         MisconfigurationException: with every problem that only shows when parts meet.
     """
-    problems = meeting_problems(module, data, features, devices)
+    mesh = getattr(trainer["strategy"], "layout", mesh)  # of one given as a class
+    ranks = devices // mesh.tensor_parallel  # those that see different samples
+    problems = mesh.problems(devices) or meeting_problems(module, data, features, ranks)
     if problems:
         raise MisconfigurationException("\n".join(problems))
     with torch.device("meta"):
@@ -50,8 +56,8 @@ def check(
     sections = [
         _model(module, gpt),
         _groups(module, gpt),
-        batches(module, data, features, devices, trainer["max_steps"]),
-        _memory(module, data, devices, str(trainer["strategy"]), str(trainer["precision"])),
+        batches(module, data, features, ranks, trainer["max_steps"]),
+        _memory(module, data, devices, mesh, trainer),
         _schedule(module),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
     ]
@@ -59,11 +65,11 @@ def check(
 
 
 def meeting_problems(
-    module: GPTModule, data: TokenDataModule, features: Mapping[str, Callback], devices: int
+    module: GPTModule, data: TokenDataModule, features: Mapping[str, Callback], ranks: int
 ) -> list[str]:
-    """Problems between model, data on disk, features and devices; each part alone has checked itself."""
-    problems = batch_size_problems(data.micro_batch, data.global_batch, devices)
-    problems += [p for f in features.values() if isinstance(f, BatchSizeWarmup) for p in f.stage_problems(devices)]
+    """Problems between model, data on disk, features and data-parallel ranks; each part alone has checked itself."""
+    problems = batch_size_problems(data.micro_batch, data.global_batch, ranks)
+    problems += [p for f in features.values() if isinstance(f, BatchSizeWarmup) for p in f.stage_problems(ranks)]
     unreadable = data.path_problems()
     problems += unreadable
     if not (unreadable or data.needs_preparation):
@@ -85,13 +91,20 @@ def _groups(module: GPTModule, gpt: GPT) -> str:
     return audit(parameter_groups(gpt, options.weight_decay, options.decay_embeddings), gpt)
 
 
-def _memory(module: GPTModule, data: TokenDataModule, devices: int, strategy: str, precision: str) -> str:
+def _memory(
+    module: GPTModule, data: TokenDataModule, devices: int, mesh: MeshOptions, trainer: Mapping[str, Any]
+) -> str:
+    precision = full_name(trainer["precision"])
+    strategy = trainer["strategy"]
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
     parts = memory_per_device(
         module.config,
         micro_batch=data.micro_batch,
         length=data.sequence_length,
-        shards=devices if strategy.startswith("fsdp") else 1,
-        bf16=precision.startswith("bf16"),
+        shards=devices // mesh.replicate if name.lower().startswith("fsdp") else 1,
+        tensor_parallel=mesh.tensor_parallel,
+        width=4 if precision == "32-true" else 2,
+        stored=2 if precision == "bf16-true" else 4,
         recompute=module.recompute,
     )
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())

@@ -14,17 +14,18 @@ from lit_stable.module import GPTModule
 
 
 def batches(
-    module: GPTModule, data: TokenDataModule, features: Mapping[str, Callback], devices: int, max_steps: int
+    module: GPTModule, data: TokenDataModule, features: Mapping[str, Callback], ranks: int, max_steps: int
 ) -> str:
-    """Lines about one full step, the ramps to it, and the whole run."""
+    """Lines about one full step, the ramps to it, and the whole run, on so many data-parallel ranks."""
     ramp = next((f for f in features.values() if isinstance(f, BatchSizeWarmup)), None)
     lengths = next((f for f in features.values() if isinstance(f, SequenceLengthWarmup)), None)
     lines = [
         f"step: {data.global_batch} samples x {data.sequence_length} = {data.global_batch * data.sequence_length:,}"
-        f" tokens, as {data.accumulation(devices)} micro-batches of {data.micro_batch} on each of {devices} devices"
+        f" tokens, as {data.accumulation(ranks)} micro-batches of {data.micro_batch} on each of {ranks} data-parallel"
+        " ranks"
     ]
     if ramp is not None:
-        lines.append(_ramp(ramp, devices))
+        lines.append(_ramp(ramp, ranks))
     if lengths is not None:
         lines.append(_lengths(lengths))
     if max_steps > 0:
@@ -49,7 +50,7 @@ def tokens_by_length(
     return tokens
 
 
-def _ramp(ramp: BatchSizeWarmup, devices: int) -> str:
+def _ramp(ramp: BatchSizeWarmup, ranks: int) -> str:
     stages = ramp.schedule.reached()
     shown = stages if len(stages) <= 6 else [*stages[:3], None, stages[-1]]
     parts = []
@@ -57,7 +58,7 @@ def _ramp(ramp: BatchSizeWarmup, devices: int) -> str:
         if stage is None:
             parts.append("...")
             continue
-        micro_batch = ramp.window_at(stage.mark, devices)[1]
+        micro_batch = ramp.window_at(stage.mark, ranks)[1]
         parts.append(f"{stage.batch} ({micro_batch} at once) from step {stage.step + 1:,}")
     last = stages[-1]
     return f"batch size: {', '.join(parts)}; {last.samples:,} samples before the full batch"

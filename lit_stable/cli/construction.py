@@ -20,14 +20,20 @@ from lit_stable.cli.features import FEATURES
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.sources import Source
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.tensor_parallel import tensor_parallel_problems
 from lit_stable.module import AdamWOptions
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.run.checkpoints import Checkpoints
+from lit_stable.strategies.loss_scale import LossScale
+from lit_stable.strategies.mesh import MeshOptions
+from lit_stable.strategies.precisions import precision_problem
+from lit_stable.strategies.selection import mesh_problems
 
 
 def construction_problems(config: Namespace) -> list[str]:
     """Build each part of a parsed recipe by itself; what each says against its values."""
     problems = _strategy_problems(config["trainer"]["strategy"]) + _trainer_problems(config["trainer"])
+    problems += _layout_problems(config)
     for group, build in _builders(config):
         try:
             build()
@@ -45,11 +51,10 @@ _REPLACED = {
     "fast_dev_run": "set --trainer.max_steps 2 instead",
     "overfit_batches": "the data are endless; give data.sources a small store",
 }
-_PRECISIONS = ("32-true", "bf16-mixed")
 
 
 def _trainer_problems(trainer: Namespace) -> list[str]:
-    """Options that are refused, and a precision that is not trained in here."""
+    """Options that are refused, and a precision that the strategy does not train in."""
     untouched = (None, False, 0, 0.0, 1)
     problems = [
         f"trainer.{name}={trainer[name]}: {remedy}."
@@ -60,10 +65,23 @@ def _trainer_problems(trainer: Namespace) -> list[str]:
         problems.append(
             "trainer.enable_checkpointing=False: a run always writes checkpoints; set checkpoints.every_steps."
         )
-    precision = trainer["precision"]
-    if precision not in (None, 32, "32", "bf16", *_PRECISIONS):
-        problems.append(f"trainer.precision={precision}: must be one of {', '.join(_PRECISIONS)}.")
-    return problems
+    problem = precision_problem(strategy_name(trainer["strategy"]), trainer["precision"])
+    return [*problems, *([problem] if problem else [])]
+
+
+def strategy_name(strategy: Any) -> str:
+    """The name of a strategy in a recipe, or that of its class where it is given as one."""
+    return strategy if isinstance(strategy, str) else str(strategy["class_path"]).rsplit(".", 1)[-1]
+
+
+def _layout_problems(config: Namespace) -> list[str]:
+    """What keeps the strategy from laying out the ranks as asked, and the model from being split over them."""
+    try:
+        mesh, gpt = MeshOptions(**config["mesh"].as_dict()), GPTConfig(**config["model"]["gpt"].as_dict())
+    except ValueError:  # each is judged by itself
+        return []
+    problems = mesh_problems(strategy_name(config["trainer"]["strategy"]), mesh)
+    return problems or tensor_parallel_problems(gpt, mesh.tensor_parallel)
 
 
 def _strategy_problems(strategy: Any) -> list[str]:
@@ -83,6 +101,8 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "model.", lambda: LRSchedule(**model["schedule"].as_dict())
     yield "model.", lambda: AdamWOptions(**model["optimizer"].as_dict())
     yield "", lambda: TokenDataModule(**{**data, "sources": sources})
+    yield "", lambda: MeshOptions(**config["mesh"].as_dict())
+    yield "", lambda: LossScale(**config["loss_scale"].as_dict())
     yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]

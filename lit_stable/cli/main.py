@@ -40,10 +40,14 @@ from lit_stable.module import GPTModule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import quiet_lightning, say
 from lit_stable.run.folder import checkpoints, find_checkpoint, newest_run_with_checkpoint
+from lit_stable.run.loss_scale_watch import LossScaleWatch
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
 from lit_stable.strategies import fsdp1, fsdp2
 from lit_stable.strategies.launcher import launched_devices
+from lit_stable.strategies.loss_scale import LossScale
+from lit_stable.strategies.mesh import MeshOptions
+from lit_stable.strategies.selection import select
 
 FAILED, USAGE_ERROR = 1, 2
 _SIGNALLED = 128
@@ -97,6 +101,8 @@ class LitStableCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(RunOptions, "run")
         parser.add_class_arguments(Checkpoints, "checkpoints", instantiate=True)
+        parser.add_class_arguments(MeshOptions, "mesh", instantiate=True)
+        parser.add_class_arguments(LossScale, "loss_scale", instantiate=True)
         parser.add_argument("--validate_every", type=int, default=500, help="Optimizer steps between validations.")
         parser.add_argument(
             "--resume",
@@ -106,7 +112,7 @@ class LitStableCLI(LightningCLI):
         )
         add_feature_arguments(parser)
         if self.command.name == "check":
-            parser.add_argument("--devices", type=int, default=1, help="Data-parallel devices to plan for.")
+            parser.add_argument("--devices", type=int, default=1, help="Devices to plan for.")
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -159,10 +165,11 @@ class LitStableCLI(LightningCLI):
         given = [*features.values(), *user_callbacks]
         callbacks = [*self._own_callbacks(own_loggers, given), *given]
         self.trainer_options = trainer_config
+        self.mesh, loss_scale = (self._get(self.config_init, name) for name in ("mesh", "loss_scale"))
         if self.command.name == "check":  # the recipe's devices need not be here
             return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
         try:
-            return Trainer(**{**trainer_config, "callbacks": callbacks})
+            return Trainer(**{**select(trainer_config, self.mesh, loss_scale), "callbacks": callbacks})
         except (ValueError, RuntimeError) as error:  # Lightning's and the strategies' refusals of options
             raise UserError(str(error)) from error
 
@@ -186,6 +193,7 @@ class LitStableCLI(LightningCLI):
             GradNorm(),
             ValidateEverySteps(self._get(self.config, "validate_every")),
             SafeCheckpoints(),
+            LossScaleWatch(),
             self._stop,
             self._report,
             self._get(self.config_init, "checkpoints"),
@@ -217,7 +225,7 @@ class LitStableCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if self.command.name == "check":
             devices = self._get(self.config, "devices")
-            print(check(self.model, self.datamodule, self.trainer_options, self.features, devices))
+            print(check(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh))
             return
         try:
             super()._run_subcommand(subcommand)

@@ -7,9 +7,17 @@ from lit_stable.model.formulas import parameter_count
 
 
 def memory_per_device(
-    config: GPTConfig, *, micro_batch: int, length: int, shards: int, bf16: bool, recompute: bool
+    config: GPTConfig,
+    *,
+    micro_batch: int,
+    length: int,
+    shards: int,
+    width: int,
+    recompute: bool,
+    stored: int = 4,
+    tensor_parallel: int = 1,
 ) -> dict[str, float]:
-    """Bytes by what they hold: weights, gradients, optimizer states (all fp32, sharded), activations, logits.
+    """Bytes by what they hold: weights, gradients, optimizer states (all sharded), activations, logits.
 
     Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4) for a flash-style attention, which keeps
     no attention matrix: per layer the inputs of norms, linears and non-linearities that the backward pass reads. Under
@@ -18,21 +26,22 @@ def memory_per_device(
 
     Args:
         shards: Devices that share the weights; 1 when each holds them whole.
-        bf16: Whether activations are bf16 (2 bytes) or fp32 (4).
+        width: Bytes of an activation: 2 in 16 bits, else 4.
         recompute: Activation checkpointing.
+        stored: Bytes of a stored weight, gradient or moment.
+        tensor_parallel: Devices that split the inside of the sub-layers; logits are gathered on each.
     """
     parameters = parameter_count(config)
-    width = 2 if bf16 else 4
     tokens = micro_batch * length
     # Per token and layer, in units of d_model: two norm inputs and outputs (4), q, k, v and attention output (4), and
-    # the MLP's inner activations before and after the non-linearity.
+    # the MLP's inner activations before and after the non-linearity. The norms see the whole on every device.
     inner = config.hidden / config.d_model * (3 if config.mlp == "swiglu" else 2)
-    block = tokens * config.d_model * width * (8 + inner)
+    block = tokens * config.d_model * width * (4 + (4 + inner) / tensor_parallel)
     kept = config.n_layer * tokens * config.d_model * width + block if recompute else config.n_layer * block
     return {
-        "weights": 4 * parameters / shards,
-        "gradients": 4 * parameters / shards,
-        "optimizer states": 8 * parameters / shards,
+        "weights": stored * parameters / shards,
+        "gradients": stored * parameters / shards,
+        "optimizer states": 2 * stored * parameters / shards,
         "activations": kept,
         # The logits, their gradient, and the fp32 copy that the loss reads.
         "logits": tokens * config.vocab_size * (2 * width + 4),

@@ -1,4 +1,4 @@
-"""What is done to a GPT that knows nothing of it: materialise, recompute, compile, shard; block by block.
+"""What is done to a GPT that knows nothing of it: materialise, split, recompute, compile, shard; block by block.
 
 The model is described on the meta device and comes to life one block at a time: fill it, wrap its residual, shard it.
 So the whole model never exists unsharded on one device, and its numbers do not depend on how it is split.
@@ -16,9 +16,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from lit_stable.model.config import GPTConfig
-from lit_stable.model.gpt import GPT
+from lit_stable.model.gpt import GPT, Block
 from lit_stable.model.init import init_module
 from lit_stable.model.norm import is_norm
+from lit_stable.model.tensor_parallel import split_block, split_ends, tensor_parallel_problems
 
 FP32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
@@ -29,6 +30,7 @@ def build_gpt(
     seed: int,
     device: torch.device,
     mesh: DeviceMesh | None = None,
+    tensor_mesh: DeviceMesh | None = None,
     policy: MixedPrecisionPolicy | None = None,
     compile_blocks: bool = False,
     fixed_shapes: bool = True,
@@ -40,23 +42,34 @@ def build_gpt(
         config: The model.
         seed: Of the initial weights; equal on all ranks.
         device: Where the weights live.
-        mesh: One-dimensional mesh of the data-parallel ranks; ``None``: nothing is sharded.
+        mesh: The data-parallel ranks, in one dimension, or as copies x shards; ``None``: nothing is sharded.
+        tensor_mesh: The ranks that split each matrix between them; ``None``: none is split.
         policy: Mixed precision of the sharded parameters; norms and an fp32 head are exempt from it.
         compile_blocks: Compile each block's computation on its own: compile time does not grow with depth, and FSDP2's
             hooks stay outside of the compiled code.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: Keep only each block's input for the backward pass and run the block again there.
+
+    Raises:
+        ValueError: when the model cannot be split over so many ranks; one line per problem.
     """
+    if tensor_mesh is not None and (problems := tensor_parallel_problems(config, tensor_mesh.size())):
+        raise ValueError("\n".join(problems))
     with torch.device("meta"):
         gpt = GPT(config)
     for index, block in enumerate(gpt.blocks):
         _materialise(block, f"blocks.{index}.", config, device, seed)
+        if tensor_mesh is not None:
+            assert isinstance(block, Block)
+            split_block(block, tensor_mesh)
         _wrap_residual(block, compile_blocks, fixed_shapes, recompute)
         if mesh is not None:
             _shard(block, mesh, policy)
     for name, child in gpt.named_children():
         if name != "blocks":
             _materialise(child, f"{name}.", config, device, seed)
+    if tensor_mesh is not None:
+        split_ends(gpt, tensor_mesh)
     gpt.tie()
     if mesh is not None:
         # A tied head lives in the root's group, so the root follows the head; else the fp32 head has its own group.

@@ -15,6 +15,7 @@ _BESIDE_THE_POINT = (
     ".*sync_dist=True.*",  # what we log is reduced over the ranks already
     ".*`isinstance\\(treespec, LeafSpec\\)`.*",  # inside Lightning
     ".*Precision bf16-mixed is not supported by the model summary.*",
+    ".*returned a view tensor.*",  # of gathered logits, into which nobody writes
 )
 
 
@@ -23,6 +24,8 @@ def quiet_lightning() -> None:
     logging.getLogger("lightning.pytorch").addFilter(_is_ours_or_serious)
     for handler in logging.getLogger("lightning.pytorch").handlers:
         handler.addFilter(_is_ours_or_serious)
+    # Gathering a whole tensor over two dimensions of a mesh takes two steps: every rank would say so.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for message in _BESIDE_THE_POINT:
         warnings.filterwarnings("ignore", message)
 

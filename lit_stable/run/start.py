@@ -21,6 +21,7 @@ from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.session import Session
 from lit_stable.strategies.launcher import describe_launcher
+from lit_stable.strategies.mesh import describe_mesh
 
 
 def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) -> list[str]:
@@ -34,7 +35,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
     return [
         f"lit-stable {__version__}, torch {torch.__version__}",
         f"hardware: {trainer.world_size} x {hardware}; started by {describe_launcher()};"
-        f" strategy {type(trainer.strategy).__name__}; precision {trainer.precision}",
+        f" strategy {type(trainer.strategy).__name__}{layout(trainer)}; precision {trainer.precision}",
         f"model: {parameter_count(module.config):,} parameters; {module.config}",
         f"dtypes: {dtypes(trainer, module)}",
         f"learning rate by {module.schedule.unit}: {schedule}",
@@ -44,6 +45,12 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f"position: step {progress.steps}, {progress.samples:,} samples, {progress.tokens:,} tokens"
         + (f"; dropped sample ranges {progress.dropped}" if progress.dropped else ""),
     ]
+
+
+def layout(trainer: Trainer) -> str:
+    """How the ranks are laid out, where the strategy has a mesh."""
+    mesh = trainer.lightning_module.device_mesh
+    return "" if mesh is None else f" ({describe_mesh(mesh)})"
 
 
 def dtypes(trainer: Trainer, module: GPTModule) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
 from lit_stable.model.gpt import Block
+from lit_stable.strategies.loss_scale import LossScaler
 
 
 class FSDP1Strategy(FSDPStrategy):
     """``strategy: fsdp``: Lightning's ``FSDPStrategy`` with one unit per block.
 
-    Under bf16-mixed it casts norm weights to bf16 in the forward pass as well (``fsdp2`` does not). It runs on CUDA
-    devices only; Lightning refuses others.
+    Under bf16-mixed and 16-mixed it casts norm weights to 16 bits in the forward pass as well (``fsdp2`` does not). It
+    runs on CUDA devices only; Lightning refuses others. Under 16-mixed its gradient scaler is replaced by one on whose
+    finding all ranks agree: torch's own does not ask the other ranks when the optimizer is fused.
 
     Args:
         options: What ``FSDPStrategy`` takes; ``auto_wrap_policy`` defaults to one unit per block and
@@ -24,6 +27,16 @@ class FSDP1Strategy(FSDPStrategy):
         options.setdefault("auto_wrap_policy", {Block})
         options.setdefault("state_dict_type", "sharded")
         super().__init__(**options)
+
+    @property
+    def precision_plugin(self) -> FSDPPrecision:
+        return super().precision_plugin
+
+    @precision_plugin.setter
+    def precision_plugin(self, plugin: Precision | None) -> None:
+        FSDPStrategy.precision_plugin.fset(self, plugin)  # type: ignore[attr-defined]
+        if isinstance(plugin, FSDPPrecision) and plugin.scaler is not None:
+            plugin.scaler = LossScaler.like(plugin.scaler, "cuda")  # type: ignore[assignment]
 
 
 def register_strategies() -> None:

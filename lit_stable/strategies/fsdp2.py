@@ -9,54 +9,50 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import LightningModule
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
+from lit_stable.strategies.fsdp2_precision import as_policy
+from lit_stable.strategies.gradients import average_copied_gradients, average_whole_gradients
+from lit_stable.strategies.mesh import MeshOptions, build_mesh, data_mesh
 from lit_stable.strategies.one_file import load_one_file
 
 
-class FSDP2Precision(Precision):
-    """bf16 as a policy of the sharded parameters instead of autocast: all-gathers move bf16, half the bytes.
-
-    Weights, gradients and optimizer state are stored in fp32 and gradients are reduced in fp32; weights are rounded to
-    bf16 for the forward and backward pass. The LightningModule applies ``policy`` in ``configure_model``.
-    """
-
-    precision = "bf16-mixed"
-    # Inputs are not cast: a block's input has its dtype already, and fp32 side inputs must keep theirs.
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-
-
 class FSDP2Strategy(ModelParallelStrategy):
-    """``ModelParallelStrategy`` by the name ``fsdp2``, with every rank data-parallel and bf16 as a policy.
+    """``ModelParallelStrategy`` by the name ``fsdp2``: 16 bits as a policy; by default every rank is data-parallel.
 
     Parameters that the module leaves whole (norms in fp32) are kept on every rank; their gradients are averaged over
-    the data-parallel ranks in one collective per optimizer step, before any callback sees them.
+    all ranks in one collective per optimizer step, before any callback sees them. What tensor-parallel ranks hold in
+    common stays equal on them bit for bit.
 
     Args:
         save_distributed_checkpoint: ``True``: a folder with one file per rank, which any number of ranks can load.
             ``False``: one file, gathered on rank 0.
+        tensor_parallel: Ranks that split each matrix between them; they see the same samples.
+        replicate: Copies of the model, each sharded over the ranks that are left (hybrid sharding).
         process_group_backend: ``nccl`` or ``gloo``; ``None``: what suits the device.
         timeout_minutes: How long a collective may wait for the slowest rank.
 
     Raises:
         MisconfigurationException: when torch is older than 2.7, whose ``fully_shard`` cannot leave parameters whole;
-            on CPUs, when its ``fully_shard`` sums gradients there instead of averaging them (seen with 2.7.1); for a
-            precision other than 32-true and bf16-mixed.
+            on CPUs, when its ``fully_shard`` sums gradients there instead of averaging them (seen with 2.7.1); when
+            the ranks cannot be laid out as asked; for a precision that is not trained in here.
     """
 
     def __init__(
         self,
         save_distributed_checkpoint: bool = True,
+        tensor_parallel: int = 1,
+        replicate: int = 1,
         process_group_backend: str | None = None,
         timeout_minutes: float = 30.0,
     ) -> None:
@@ -64,6 +60,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             raise MisconfigurationException(
                 f"torch {torch.__version__}: strategy fsdp2 needs torch 2.7 or newer; or use ddp."
             )
+        self.layout = MeshOptions(tensor_parallel, replicate)
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
@@ -71,14 +68,26 @@ class FSDP2Strategy(ModelParallelStrategy):
         )
 
     def setup_environment(self) -> None:
-        self._data_parallel_size = self.num_nodes * self.num_processes
-        self._tensor_parallel_size = 1
+        ranks = self.num_nodes * self.num_processes
+        if problems := self.layout.problems(ranks):
+            raise MisconfigurationException("\n".join(problems))
+        self._tensor_parallel_size = self.layout.tensor_parallel
+        self._data_parallel_size = ranks // self._tensor_parallel_size
         super().setup_environment()
-        if self.root_device.type == "cpu" and not averages_gradients(self.device_mesh["data_parallel"]):
+        if self.layout.replicate > 1:
+            assert self.lightning_module is not None
+            self._device_mesh = build_mesh(self.layout, self.root_device.type, ranks)
+            self.lightning_module._device_mesh = self._device_mesh
+        if self.root_device.type == "cpu" and not averages_gradients(data_mesh(self.device_mesh)):
             raise MisconfigurationException(
                 f"torch {torch.__version__}: on CPUs its fully_shard sums gradients over the ranks instead of averaging"
                 " them; use strategy ddp there, or a newer torch (2.13 averages)."
             )
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        size = self.layout.tensor_parallel  # neighbours, which see the same samples
+        return {"num_replicas": self.world_size // size, "rank": self.global_rank // size}
 
     @property
     def precision_plugin(self) -> Precision:
@@ -86,13 +95,8 @@ class FSDP2Strategy(ModelParallelStrategy):
 
     @precision_plugin.setter
     def precision_plugin(self, plugin: Precision | None) -> None:
-        if isinstance(plugin, MixedPrecision) and plugin.precision == "bf16-mixed":
-            plugin = FSDP2Precision()
-        elif plugin is not None and plugin.precision not in ("32-true", "bf16-mixed"):
-            raise MisconfigurationException(
-                f"precision={plugin.precision}: strategy fsdp2 takes 32-true or bf16-mixed."
-            )
-        self._precision_plugin = plugin
+        on_cpu = isinstance(self.accelerator, CPUAccelerator)
+        self._precision_plugin = as_policy(plugin, "cpu" if on_cpu else "cuda")
 
     def optimizer_step(
         self,
@@ -104,7 +108,8 @@ class FSDP2Strategy(ModelParallelStrategy):
         def average_then_step() -> Any:
             # Inside the closure: after the backward pass, before `on_before_optimizer_step` of any callback.
             result = closure()
-            self._average_whole_gradients(optimizer)
+            average_whole_gradients(optimizer)
+            average_copied_gradients(optimizer)
             return result
 
         return super().optimizer_step(optimizer, average_then_step, model, **kwargs)
@@ -137,22 +142,9 @@ class FSDP2Strategy(ModelParallelStrategy):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def _average_whole_gradients(self, optimizer: Optimizer) -> None:
-        group = self.device_mesh["data_parallel"].get_group()
-        whole = [p for g in optimizer.param_groups for p in g["params"] if not isinstance(p, DTensor)]
-        if not whole or dist.get_world_size(group) == 1:
-            return
-        # One that this rank did not use counts as zero: the collective has the same size everywhere.
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in whole]
-        flat = torch.cat([g.reshape(-1) for g in gradients])
-        dist.all_reduce(flat, group=group)
-        flat.div_(dist.get_world_size(group))
-        pieces = torch.split(flat, [g.numel() for g in gradients])
-        torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(pieces, gradients, strict=True)])
-
 
 def averages_gradients(mesh: DeviceMesh) -> bool:
-    """Whether ``fully_shard`` averages gradients over the ranks of a CPU mesh, tried on one tiny layer.
+    """Whether ``fully_shard`` averages gradients over the data-parallel ranks of a CPU mesh, tried on one tiny layer.
 
     torch 2.7 asks gloo for a mean and gets a sum, without a word: gradients too large by the number of ranks.
     """

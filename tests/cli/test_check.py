@@ -40,10 +40,10 @@ def test_decay_groups_are_listed(page):
 
 
 def test_the_step_and_the_run_are_counted(recipe, page):
-    assert "step: 4 samples x 32 = 128 tokens, as 2 micro-batches of 2 on each of 1 devices" in page
+    assert "step: 4 samples x 32 = 128 tokens, as 2 micro-batches of 2 on each of 1 data-parallel ranks" in page
     config = GPTConfig(vocab_size=257, n_layer=1, n_head=2, d_model=16, max_length=32)
     assert f"run: 6 steps, 768 tokens, {768 * flops_per_token(config, 32):.3g} FLOPs" in page
-    assert "as 1 micro-batches of 2 on each of 2 devices" in check(recipe, "--devices", "2")
+    assert "as 1 micro-batches of 2 on each of 2 data-parallel ranks" in check(recipe, "--devices", "2")
 
 
 def test_an_endless_run_has_no_total(recipe):

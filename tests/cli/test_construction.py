@@ -80,7 +80,8 @@ def test_a_registered_strategy_and_one_given_as_a_class_pass(recipe):
         (("--trainer.gradient_clip_val", "1.0"), "gradients are clipped by stability.grad_clip; set its max_norm."),
         (("--trainer.fast_dev_run", "true"), "set --trainer.max_steps 2 instead."),
         (("--trainer.enable_checkpointing", "false"), "a run always writes checkpoints"),
-        (("--trainer.precision", "bf16-true"), "must be one of 32-true, bf16-mixed."),
+        (("--trainer.precision", "64-true"), "must be one of 32-true, bf16-mixed, 16-mixed, bf16-true, 16-true."),
+        (("--trainer.precision", "16-true"), "strategy auto would store the weights themselves in fp16"),
     ],
 )
 def test_trainer_options_that_would_fight_with_ours_are_refused_with_what_to_write(recipe, words, sentence):

@@ -1,4 +1,4 @@
-"""Norms of gradients, and updates, on a mesh of data- and tensor-parallel ranks."""
+"""Ranks in two dimensions: four gloo processes as data-parallel x tensor-parallel and as copies x shards."""
 
 from __future__ import annotations
 
@@ -7,13 +7,40 @@ from typing import Any
 import pytest
 import torch
 from launch import of, run_scenarios
+from rank_scenarios_fp16 import OVERFLOWED
+from rank_scenarios_layout import STRAIGHT, State
+from tiny_gpt_run import GLOBAL_BATCH, LENGTH, SaveEveryMicroBatch, fit
 
-NAMES = ["norm_over_two_by_two", "each_norm_over_two_by_two", "updates_over_two_by_two"]
+NAMES = [
+    "norm_over_two_by_two",
+    "each_norm_over_two_by_two",
+    "updates_over_two_by_two",
+    "straight_tensor",
+    "straight_copies",
+    "straight_copies_by_tensor",
+    "resume_tensor",
+    "one_file_on_another_mesh",
+    "file_of_one_device",
+    "overflow_tensor",
+    "nan_and_signal_on_one_rank",
+]
+#: (data-parallel rank, data-parallel size) of the four ranks.
+PLACES = {
+    "straight_tensor": [[0, 2], [0, 2], [1, 2], [1, 2]],
+    "straight_copies": [[0, 4], [1, 4], [2, 4], [3, 4]],
+    "straight_copies_by_tensor": [[0, 2], [0, 2], [1, 2], [1, 2]],
+}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), processes=4, script="rank_scenarios_mesh.py")
+    folder = tmp_path_factory.mktemp("ranks")
+    alone = fit(callbacks=(SaveEveryMicroBatch(folder / "one", only=(4,)),), **STRAIGHT)
+    torch.save(alone.weights, folder / "one" / "weights.pt")
+    found = run_scenarios(NAMES, folder, processes=4, script="rank_scenarios_mesh.py")
+    for name, result in found.items():
+        result["scenario"] = name
+    return {**found, "alone": alone}
 
 
 @of("norm_over_two_by_two")
@@ -39,3 +66,54 @@ def test_updates_are_clipped_on_shards_as_on_whole_tensors(result: dict[str, Any
         assert of_ranks == [of_ranks[0]] * 4
         torch.testing.assert_close(torch.tensor(of_ranks[0]), torch.tensor(alone), rtol=1e-5, atol=0)
     assert result["apart"] < 1e-6
+
+
+@of("straight_tensor", "straight_copies", "straight_copies_by_tensor")
+def test_four_ranks_agree_with_one_process(result: dict[str, Any], results: dict[str, Any]) -> None:
+    alone = results["alone"]
+    assert result["places"] == PLACES[result["scenario"]]
+    torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(alone.rows), rtol=1e-5, atol=1e-6)
+    assert result["validation"] == pytest.approx(float(alone.trainer.callback_metrics["val/loss"]), rel=1e-5)
+    for name, weight in alone.weights.items():
+        torch.testing.assert_close(torch.tensor(result["weights"][name]), weight, rtol=1e-4, atol=1e-5)
+    assert result["mark"] == [3, 3 * GLOBAL_BATCH, 3 * GLOBAL_BATCH * LENGTH]
+    assert result["copies"], "what ranks hold in common has drifted apart"
+
+
+@of("resume_tensor")
+def test_a_resume_from_inside_a_window_is_bit_equal_with_dropout(result: dict[str, Any]) -> None:
+    assert result["bits"]
+    assert result["rows"]
+
+
+@of("one_file_on_another_mesh")
+def test_a_file_of_one_mesh_goes_on_with_another(result: dict[str, Any]) -> None:
+    assert result["loaded"]
+    assert result["difference"] < 1e-5
+
+
+@of("resume_tensor", "one_file_on_another_mesh")
+def test_one_process_reads_a_checkpoint_of_two_by_two_bit_for_bit(result: dict[str, Any]) -> None:
+    state = State()
+    strategy = "fsdp2" if result["scenario"] == "resume_tensor" else "fsdp2_full"
+    run = fit(strategy, ckpt_path=result["checkpoint"], callbacks=(state,), **STRAIGHT)
+    assert state.at_start == result["saved"]
+    assert [row[0] for row in run.rows] == [2, 3]
+
+
+@of("file_of_one_device")
+def test_a_file_of_one_device_goes_on_with_two_by_two(result: dict[str, Any], results: dict[str, Any]) -> None:
+    alone = results["alone"].rows[1:]
+    torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(alone), rtol=1e-5, atol=1e-6)
+    assert result["difference"] < 1e-5
+
+
+@of("overflow_tensor")
+def test_an_overflow_in_one_piece_stops_the_step_and_halves_the_scale_on_all(result: dict[str, Any]) -> None:
+    assert result["ranks"] == [OVERFLOWED] * 4
+
+
+@of("nan_and_signal_on_one_rank")
+def test_a_nan_on_one_rank_skips_a_step_and_a_signal_ends_the_run_on_all(result: dict[str, Any]) -> None:
+    assert result["ranks"] == [[3, 1, [2], 15]] * 4
+    assert result["files"] == ["stopped-step=3.ckpt"]

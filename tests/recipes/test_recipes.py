@@ -56,7 +56,7 @@ def test_the_quickstart_is_what_the_readme_says(pages):
     # 2048 x 192 and 256 x 192 embeddings, 4 blocks of 12 x 192^2, 9 norms of 192; the head is tied.
     parameters = (2048 + 256) * 192 + 4 * 12 * 192**2 + 9 * 192
     assert f"parameters: {parameters:,} (" in page
-    assert "step: 16 samples x 256 = 4,096 tokens, as 2 micro-batches of 8 on each of 1 devices" in page
+    assert "step: 16 samples x 256 = 4,096 tokens, as 2 micro-batches of 8 on each of 1 data-parallel ranks" in page
     assert f"run: 300 steps, {300 * 4096:,} tokens" in page
     milestones = page.split("learning rate (cosine) by steps:\n")[1].split("\n\n")[0].splitlines()
     assert [line.split()[:2] for line in milestones] == [

@@ -58,6 +58,14 @@ def test_of_lightnings_log_warnings_and_our_own_lines_pass(lightnings_log):
     assert lightnings_log.filter(record(elsewhere, logging.WARNING))
 
 
+def test_gathering_over_a_mesh_is_not_remarked_upon(lightnings_log):
+    from torch.distributed.tensor import _redistribute
+
+    quiet_lightning()
+    assert not _redistribute.logger.isEnabledFor(logging.WARNING)
+    assert _redistribute.logger.isEnabledFor(logging.ERROR)
+
+
 def test_only_the_listed_warnings_are_silenced(lightnings_log):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import StrategyRegistry
 from tiny_fit import Watch
 from tiny_gpt_run import equal_bits, fit
@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.strategies import fsdp2
-from lit_stable.strategies.fsdp2 import FSDP2Precision, FSDP2Strategy
+from lit_stable.strategies.fsdp2 import FSDP2Strategy
+from lit_stable.strategies.fsdp2_precision import FSDP2Precision
 
 
 def trainer(strategy: str, precision: str) -> Trainer:
@@ -45,18 +46,25 @@ def test_bf16_becomes_a_policy_of_the_shards_and_fp32_stays_plain():
     assert type(trainer("fsdp2", "32-true").strategy.precision_plugin) is Precision
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "16-true"])
-def test_other_precisions_are_refused(precision):
+def test_another_precision_is_refused():
     with pytest.raises(
-        MisconfigurationException, match=rf"precision={precision}: strategy fsdp2 takes 32-true or bf16-mixed\."
+        MisconfigurationException, match=r"precision=64-true: strategy fsdp2 takes 32-true, bf16-true or bf16-mixed"
     ):
-        trainer("fsdp2", precision)
+        trainer("fsdp2", "64-true")
 
 
-def test_fp16_with_a_scaler_is_refused():
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=object())
-    with pytest.raises(MisconfigurationException, match="precision=16-mixed: strategy fsdp2 takes"):
-        FSDP2Strategy().precision_plugin = plugin
+def test_ranks_that_cannot_be_laid_out_are_refused():
+    strategy = FSDP2Strategy(tensor_parallel=2)
+    with pytest.raises(MisconfigurationException, match=r"1 ranks: must be a multiple of mesh.tensor_parallel=2"):
+        fit(strategy, steps=1)
+
+
+def test_the_sampler_of_a_foreign_data_module_gives_neighbours_the_same_samples(monkeypatch):
+    strategy = FSDP2Strategy(tensor_parallel=2)
+    for rank, expected in enumerate([0, 0, 1, 1]):
+        monkeypatch.setattr(FSDP2Strategy, "world_size", 4)
+        monkeypatch.setattr(FSDP2Strategy, "global_rank", rank)
+        assert strategy.distributed_sampler_kwargs == {"num_replicas": 2, "rank": expected}
 
 
 def test_an_older_torch_is_refused(monkeypatch):

@@ -141,16 +141,17 @@ def file_of_one_device() -> dict[str, Any]:
 
 
 class NaNGradient(Callback):
-    """Writes NaN into one gradient element of one rank, in the given step, where gradients exist."""
+    """Writes NaN, or another value, into one gradient element of one rank (None: of each) in one step."""
 
-    def __init__(self, step: int, only_rank: int) -> None:
-        self.step, self.only_rank = step, only_rank
+    def __init__(self, step: int, only_rank: int | None, value: float = float("nan")) -> None:
+        self.step, self.only_rank, self.value = step, only_rank, value
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        if trainer.global_step + 1 == self.step and trainer.global_rank == self.only_rank:
-            grad = next(p.grad for p in pl_module.parameters() if p.grad is not None and p.ndim == 2)
+        if trainer.global_step + 1 == self.step and self.only_rank in (None, trainer.global_rank):
+            # A matrix, of which every rank has a piece of its own; under FSDP1 pieces have one dimension.
+            grad = max((p.grad for p in pl_module.parameters() if p.grad is not None), key=torch.numel)
             local = grad.to_local() if hasattr(grad, "to_local") else grad
-            local.view(-1)[0] = float("nan")
+            local.view(-1)[0] = self.value
 
 
 @scenario

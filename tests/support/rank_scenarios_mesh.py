@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import rank_scenarios_layout  # noqa: F401 - its scenarios share the launch
 import torch
 import torch.distributed as dist
 from rank_scenarios import main, scenario

@@ -28,6 +28,9 @@ from lit_stable.model.config import GPTConfig
 from lit_stable.module import GPTModule
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.strategies import fsdp1, fsdp2
+from lit_stable.strategies.loss_scale import DEFAULT, LossScale
+from lit_stable.strategies.mesh import ONE_COPY, MeshOptions
+from lit_stable.strategies.selection import select
 
 VOCAB, LENGTH, MICRO_BATCH, GLOBAL_BATCH = 64, 16, 2, 8
 
@@ -131,24 +134,27 @@ def fit(
     ckpt_path: Path | str | None = None,
     callbacks: tuple[Callback, ...] = (),
     module: GPTModule | None = None,
-    max_norm: float = 0.5,
+    max_norm: float | None = 0.5,
     clip: GradClip | None = None,
+    mesh: MeshOptions = ONE_COPY,
+    loss_scale: LossScale = DEFAULT,
     nan: Callback | None = None,
     windows: AccumulationWindows | None = None,
     validates: bool = True,
     data: NumberedData | None = None,
     **config: Any,
 ) -> Fit:
-    """Fit the tiny GPT with the spine's callbacks; ``nan`` stands before them, ``config`` goes to the GPT.
+    """Fit the tiny GPT with the spine's callbacks, ``nan`` before them; ``config`` goes to the GPT.
 
-    ``clip`` stands in for the clipping to ``max_norm``.
+    ``clip`` stands in for the clipping to ``max_norm``; without either nothing is clipped.
     """
     recorder = Recorder()
     validation = [ValidateEverySteps(2)] if validates else []
-    options = {} if validates else {"limit_val_batches": 0}
     windows = windows or AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)
-    own = [clip or GradClip(max_norm), windows, StepSeed(3), SafeCheckpoints()]
-    trainer = Trainer(
+    if max_norm is not None:
+        clip = clip or GradClip(max_norm)
+    own = [GradNorm(), windows, StepSeed(3), SafeCheckpoints(), *([clip] if clip else [])]
+    options: dict[str, Any] = dict(
         accelerator=accelerator,
         devices=devices,
         strategy=strategy,
@@ -163,8 +169,9 @@ def fit(
         log_every_n_steps=1,
         callbacks=[*([nan] if nan else []), *own, *validation, recorder, *callbacks],
         check_val_every_n_epoch=None,
-        **options,
+        **({} if validates else {"limit_val_batches": 0}),
     )
+    trainer = Trainer(**select(options, mesh, loss_scale))
     module = module or tiny_module(**config)
     trainer.fit(module, datamodule=data or NumberedData(), ckpt_path=ckpt_path)
     return Fit(trainer, module, recorder.rows, whole_weights(module))

@@ -1,0 +1,61 @@
+"""Tensor parallelism is the same run: losses, every gradient, every weight, with dropout on; and fp16 on two ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from launch import of, run_scenarios
+from rank_scenarios_fp16 import OVERFLOWED
+from rank_scenarios_layout import Gradients, twenty_steps
+from tiny_gpt_run import fit
+
+NAMES = [
+    "tensor_parallel_with_dropout",
+    "norm_inside_the_mlp",
+    "gradients_that_differ",
+    "overflow_16_true",
+    "overflow_ddp",
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ranks")
+    gradients = Gradients()
+    alone = fit(callbacks=(gradients,), **twenty_steps())
+    left = {"rows": alone.rows, "weights": alone.weights, "gradients": gradients.steps}
+    torch.save(left, folder / "alone.pt")
+    return run_scenarios(NAMES, folder, script="rank_scenarios_layout.py")
+
+
+@of("tensor_parallel_with_dropout")
+def test_two_tensor_parallel_ranks_that_recompute_are_one_device_over_twenty_steps(result: dict[str, Any]) -> None:
+    assert result["steps"] == 20
+    torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(result["alone"]), rtol=1e-5, atol=1e-6)
+    assert result["weights"] < 1e-5
+    assert len(result["gradients"]) == 22
+    assert {name: apart for name, apart in result["gradients"].items() if apart > 1e-5} == {}
+
+
+@of("tensor_parallel_with_dropout")
+def test_what_both_ranks_hold_stays_equal_bit_for_bit(result: dict[str, Any]) -> None:
+    assert result["copies"]
+
+
+@of("norm_inside_the_mlp")
+def test_a_norm_inside_an_mlp_sees_all_hidden_units(result: dict[str, Any]) -> None:
+    assert {"mlp.norm.weight", "mlp.norm.bias", "attention.q_norm.weight", "output", "input"} <= result.keys()
+    assert {name: apart for name, apart in result.items() if apart > 1e-5} == {}
+
+
+@of("gradients_that_differ")
+def test_copies_get_the_mean_of_their_gradients_and_pieces_keep_theirs(result: dict[str, Any]) -> None:
+    assert result["bias and weight"] == [[0.5, 0.0], [0.5, 1.0]]
+    assert result["whole"] == 4.0
+
+
+@of("overflow_16_true", "overflow_ddp")
+def test_an_overflow_on_one_rank_stops_the_step_and_halves_the_scale_on_both(result: dict[str, Any]) -> None:
+    assert result["ranks"] == [OVERFLOWED] * 2

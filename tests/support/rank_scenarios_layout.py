@@ -1,0 +1,290 @@
+"""Whole fits on ranks in two dimensions: data-parallel by tensor-parallel, copies by shards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import rank_scenarios
+import rank_scenarios_fp16  # noqa: F401 - its scenarios share the launch
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, Trainer
+from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
+from tiny_gpt_run import MICRO_BATCH, Fit, equal_bits, fit, largest_difference
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress
+from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
+from lit_stable.model.config import GPTConfig
+from lit_stable.model.gpt import Block
+from lit_stable.model.norm import LayerNorm
+from lit_stable.model.tensor_parallel import split_block
+from lit_stable.strategies.gradients import average_copied_gradients, average_whole_gradients
+from lit_stable.strategies.mesh import MeshOptions
+
+TENSOR, COPIES, BOTH = MeshOptions(tensor_parallel=2), MeshOptions(replicate=2), MeshOptions(2, 2)
+#: Every kind of parameter, so that every placement of one is met.
+ALL_KINDS: dict[str, Any] = {"bias": True, "qk_norm": "rmsnorm", "embed_norm": True, "n_head": 4}
+
+
+def fit4(mesh: MeshOptions, strategy: str = "fsdp2", **options: Any) -> Fit:
+    return fit(strategy, devices=4, accelerator=rank_scenarios.ACCELERATOR, mesh=mesh, **options)
+
+
+def twenty_steps() -> dict[str, Any]:
+    """Options of a fit whose windows are short, since splitting tiny matrices is slow."""
+    model = {**ALL_KINDS, "n_layer": 1, "mlp": "swiglu", "d_ff": 64, "dropout": 0.1}
+    return {**model, "steps": 20, "windows": AccumulationWindows(4, MICRO_BATCH)}
+
+
+class Gradients(Callback):
+    """Every gradient of every step, whole, as the optimizer finds it."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, torch.Tensor]] = []
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        grads = {name: parameter.grad for name, parameter in pl_module.named_parameters()}
+        whole = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in grads.items()}
+        self.steps.append({name: g.cpu().clone() for name, g in whole.items()})
+
+
+# -- two processes ---------------------------------------------------------------------------------------------------
+
+
+@scenario
+def tensor_parallel_with_dropout() -> dict[str, Any]:
+    """20 steps, blocks recomputed, beside those that one process left in a file before the launch."""
+    alone = torch.load(Path(os.environ["SCENARIO_FOLDER"]) / "alone.pt")
+    gradients = Gradients()
+    run = fit2("fsdp2", mesh=TENSOR, recompute=True, callbacks=(gradients,), **twenty_steps())
+    pairs = list(zip(gradients.steps, alone["gradients"], strict=True))
+    apart = {name: max(relative(mine[name], theirs[name]) for mine, theirs in pairs) for name in gradients.steps[0]}
+    return {
+        "rows": run.rows,
+        "alone": alone["rows"],
+        "gradients": apart,
+        "weights": largest_difference(run.weights, alone["weights"]),
+        "steps": len(gradients.steps),
+        "copies": copies_agree(run),
+    }
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return ((a - b).norm() / b.norm()).item()
+
+
+def copies_agree(run: Fit) -> bool:
+    """Whether what ranks hold in common is equal on them, bit for bit."""
+    common = {}
+    for name, parameter in run.module.named_parameters():
+        if not isinstance(parameter, DTensor):
+            common[name] = parameter.detach().cpu()
+        elif all(p.is_replicate() or parameter.device_mesh.size(i) == 1 for i, p in enumerate(parameter.placements)):
+            common[name] = parameter.to_local().detach().cpu()
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, common)
+    return bool(common) and all(equal_bits(gathered[0], other) for other in gathered)
+
+
+class NormedMLP(nn.Module):
+    """With a norm over the hidden units, of which each rank has a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(32, 64), LayerNorm(64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.norm(self.up(x)))
+
+
+@scenario
+def norm_inside_the_mlp() -> dict[str, Any]:
+    """A block whose MLP has a norm: output and gradients, whole and split."""
+    mesh = _mesh((1, 2))
+    found = []
+    for split in (False, True):
+        torch.manual_seed(3)
+        block = Block(GPTConfig(n_head=4, d_model=32, vocab_size=8, max_length=8, qk_norm="rmsnorm", bias=True))
+        block.mlp = NormedMLP()
+        for parameter in block.parameters():
+            nn.init.normal_(parameter, 0.5, 0.3)
+        if split:
+            split_block(block, mesh["tensor_parallel"])
+        x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(4), requires_grad=True)
+        y = block(x, None)
+        (y * torch.linspace(-1, 1, 32)).sum().backward()
+        optimizer = torch.optim.SGD(block.parameters(), lr=0.0)
+        average_whole_gradients(optimizer) if split else None
+        grads = {
+            n: p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for n, p in block.named_parameters()
+        }
+        found.append({**grads, "output": y.detach(), "input": x.grad})
+    return {name: relative(found[1][name], found[0][name]) for name in found[0]}
+
+
+@scenario
+def gradients_that_differ() -> dict[str, Any]:
+    """What ranks hold in common gets the mean of their gradients, and one that a rank did not use counts as zero."""
+    mesh = _mesh((1, 2))
+    split = nn.Linear(2, 2)
+    parallelize_module(split, mesh["tensor_parallel"], RowwiseParallel())  # its bias is a copy on every rank
+    whole = nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD([*split.parameters(), *whole.parameters()], lr=0.0)
+    for parameter in split.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.to_local().fill_(float(rank()))
+    used = whole.weight.grad = torch.full((1, 1), 8.0)
+    if rank() == 1:
+        whole.weight.grad = None
+    average_whole_gradients(optimizer)
+    average_copied_gradients(optimizer)
+    locals_: list[Any] = [None, None]
+    dist.all_gather_object(locals_, [split.bias.grad.to_local()[0].item(), split.weight.grad.to_local()[0, 0].item()])
+    return {"bias and weight": locals_, "whole": used.item()}
+
+
+def _mesh(shape: tuple[int, int]) -> DeviceMesh:
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return init_device_mesh("cpu", shape, mesh_dim_names=("data_parallel", "tensor_parallel"))
+
+
+@scenario
+def compiled_tensor() -> dict[str, Any]:
+    """Blocks that are split and compiled train the same."""
+    plain, compiled = (fit2("fsdp2", mesh=TENSOR, steps=4, compile=c, **ALL_KINDS) for c in ("off", "on"))
+    return {"plain": plain.rows, "compiled": compiled.rows}
+
+
+@scenario
+def two_copies() -> dict[str, Any]:
+    return {"rows": fit2("fsdp2", mesh=COPIES, steps=4, **ALL_KINDS).rows}
+
+
+# -- four processes --------------------------------------------------------------------------------------------------
+
+
+#: Options of the straight fits.
+STRAIGHT = {**ALL_KINDS, "steps": 3, "n_layer": 1, "tied": False, "head_fp32": True}
+
+
+def _straight(mesh: MeshOptions) -> dict[str, Any]:
+    run = fit4(mesh, **STRAIGHT)
+    place = (data_parallel_rank(run.trainer), data_parallel_size(run.trainer))
+    places: list[Any] = [None] * 4
+    dist.all_gather_object(places, place)
+    return {
+        "rows": run.rows,
+        "weights": {name: tensor.tolist() for name, tensor in run.weights.items()},
+        "validation": float(run.trainer.callback_metrics["val/loss"]),
+        "places": places,
+        "mark": list(Progress.of(run.trainer).mark),
+        "copies": copies_agree(run),
+    }
+
+
+@scenario
+def straight_tensor() -> dict[str, Any]:
+    return _straight(TENSOR)
+
+
+@scenario
+def straight_copies() -> dict[str, Any]:
+    return _straight(COPIES)
+
+
+@scenario
+def straight_copies_by_tensor() -> dict[str, Any]:
+    return _straight(BOTH)
+
+
+class State(Callback):
+    """Whole weights and moments, as they are at the start and after a micro-batch, where they are also saved."""
+
+    def __init__(self, path: Path | None = None, micro_batch: int = 0) -> None:
+        self.path, self.micro_batch, self.count = path, micro_batch, 0
+        self.at_start: dict[str, list[float]] = {}
+        self.at_save: dict[str, list[float]] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self.at_start = self._whole(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+        self.count += 1
+        if self.count == self.micro_batch:
+            self.at_save = self._whole(trainer, pl_module)
+            trainer.save_checkpoint(self.path)
+
+    def _whole(self, trainer: Trainer, pl_module: Any) -> dict[str, list[float]]:
+        states = trainer.optimizers[0].state
+        tensors = dict(pl_module.named_parameters())
+        for name, parameter in pl_module.named_parameters():
+            tensors |= {f"{name} {kind}": states[parameter][kind] for kind in ("exp_avg", "exp_avg_sq")}
+        whole = {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in tensors.items()}
+        return {name: t.detach().flatten().tolist() for name, t in whole.items()}
+
+
+@scenario
+def resume_tensor() -> dict[str, Any]:
+    """From inside a window, with dropout, on the same mesh: bit for bit."""
+    state = State(shared_folder() / "a.ckpt", 3)
+    straight = fit4(TENSOR, dropout=0.1, callbacks=(state,), **STRAIGHT)
+    again = fit4(TENSOR, dropout=0.1, ckpt_path=state.path, **STRAIGHT)
+    return {
+        "bits": equal_bits(straight.weights, again.weights),
+        "rows": again.rows == straight.rows[1:],
+        "checkpoint": str(state.path),
+        "saved": state.at_save,
+    }
+
+
+@scenario
+def one_file_on_another_mesh() -> dict[str, Any]:
+    """Written by two by two, read by copies of shards."""
+    state, loaded = State(shared_folder() / "a.ckpt", 3), State()
+    straight = fit4(TENSOR, strategy="fsdp2_full", callbacks=(state,), **STRAIGHT)
+    again = fit4(COPIES, strategy="fsdp2_full", callbacks=(loaded,), ckpt_path=state.path, **STRAIGHT)
+    return {
+        "loaded": loaded.at_start == state.at_save,
+        "difference": largest_difference(straight.weights, again.weights),
+        "checkpoint": str(state.path),
+        "saved": state.at_save,
+    }
+
+
+@scenario
+def file_of_one_device() -> dict[str, Any]:
+    """Go on from what one process wrote before the launch."""
+    one = Path(os.environ["SCENARIO_FOLDER"]) / "one"
+    run = fit4(TENSOR, ckpt_path=one / "m4.ckpt", **STRAIGHT)
+    return {"rows": run.rows, "difference": largest_difference(run.weights, torch.load(one / "weights.pt"))}
+
+
+@scenario
+def nan_and_signal_on_one_rank() -> dict[str, Any]:
+    """One rank's piece of a matrix turns NaN at step 2: none may step. At step 3 that rank is told to end: all do."""
+    folder = shared_folder()
+
+    class Kill(Callback):
+        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if trainer.global_step == 2 and rank() == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = GracefulStop(str(folder))
+    run = fit4(TENSOR, nan=NaNGradient(2, only_rank=3), callbacks=(Kill(), stop), **{**STRAIGHT, "steps": 50})
+    counts = sorted({int(state["step"]) for state in run.trainer.optimizers[0].state.values()})
+    mine = [run.trainer.global_step, Progress.of(run.trainer).skipped, counts, stop.signal]
+    ranks: list[Any] = [None] * 4
+    dist.all_gather_object(ranks, mine)
+    return {"ranks": ranks, "files": sorted(p.name for p in folder.iterdir())}
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ from .attention_monitor import AttentionMonitor
 from .batch_size_warmup import BatchSizeWarmup
 from .detectors import Detectors
 from .disk_space import DiskSpace
+from .eight_bit_adam import EightBitAdam
 from .events import Event, Events, emit
 from .forward_replay import ForwardReplay
 from .garbage_collection import GarbageCollection
@@ -48,6 +49,7 @@ __all__ = [
     "Detectors",
     "DiskSpace",
     "EffectiveLR",
+    "EightBitAdam",
     "Event",
     "Events",
     "ForwardReplay",

@@ -131,6 +131,11 @@ def refuse_other_optimizers(optimizer: Any) -> None:
             f"`UpdateClip`: {name} is neither torch's Adam nor its AdamW, whose second moments it needs; use one of"
             " them, or clip gradients with `GradClip`."
         )
+    if any("exp_avg_codes" in state for state in optimizer.state.values()):
+        raise MisconfigurationException(
+            f"`UpdateClip`: {name} keeps moments in 8 bit (`EightBitAdam`), rounded after the step, so no update can be"
+            " taken back from them; leave one of the two callbacks out."
+        )
     if any(p.is_complex() for group in optimizer.param_groups for p in group["params"]):
         raise MisconfigurationException(f"`UpdateClip`: {name} holds complex parameters, which it cannot judge.")
 

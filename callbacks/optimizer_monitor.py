@@ -61,6 +61,8 @@ class OptimizerMonitor(Monitor):
             raise _no_adam(trainer.optimizers[0])
         first = {p for group in trainer.optimizers[0].param_groups for p in group["params"]}
         parameters = {n: p for n, p in named_trainable(pl_module, trainer).items() if p in first}
+        for parameter in parameters.values():
+            _state(trainer.optimizers[0], parameter)  # refused here where it can be: 8-bit states exist by now
         self._sums = ParameterSums.of(trainer, parameters)
         self._groups = Grouping(self._sums, self.per_tensor)
 

@@ -5,23 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info, rank_zero_warn
 from .learning_rate import EffectiveLR
+from .optimizer_state import ZERO_AT_START, zero_state
 from .progress import Mark, Progress
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-# State that is zero in a new optimizer, by the names of torch's Adam family, SGD, Adagrad and RMSprop, and of
-# bitsandbytes (8-bit codes and the maxima of their blocks). Zero codes with zero maxima stand for exact zeros.
-ZERO_AT_START = {
-    *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "sum"),
-    *("state1", "state2", "absmax1", "absmax2"),
-}
-CONSTANT = {"qmap1", "qmap2"}  # tables that the codes are looked up in
 
 
 class OptimizerReset(StabilityCallback):
@@ -117,6 +109,7 @@ class OptimizerReset(StabilityCallback):
         if self.action == "act":
             for index, optimizer in enumerate(trainer.optimizers):
                 if self._has_learned or optimizer.state:  # a new optimizer may have none yet
+                    refuse_without_moments(optimizer)
                     zero_state(optimizer)
                 self._verify.add(index)
 
@@ -152,27 +145,12 @@ class OptimizerReset(StabilityCallback):
         self._nothing_to_do = same and bool(state_dict["nothing_to_do"])
 
 
-def zero_state(optimizer: Optimizer) -> None:
-    """Set everything that an optimizer has learned to what a new one holds: zero, in place.
-
-    Raises:
-        MisconfigurationException: when it keeps no state, or state of a kind that need not be zero at the start.
-    """
-    name = type(optimizer).__name__
+def refuse_without_moments(optimizer: Optimizer) -> None:
+    """Raise when an optimizer keeps nothing that a reset could set to zero."""
     kinds = {key for state in optimizer.state.values() for key, value in state.items() if value is not None}
     if not kinds & ZERO_AT_START:
+        name = type(optimizer).__name__
         raise MisconfigurationException(f"`OptimizerReset`: {name} keeps no moments to reset; leave the callback away.")
-    if unknown := sorted(kinds - ZERO_AT_START - CONSTANT):
-        raise MisconfigurationException(
-            f"`OptimizerReset`: {name} keeps {', '.join(unknown)}, which may not be zero in a new optimizer; it knows"
-            f" {', '.join(sorted(ZERO_AT_START))}."
-        )
-    for state in optimizer.state.values():
-        for key, value in state.items():
-            if isinstance(value, Tensor) and key in ZERO_AT_START:
-                value.zero_()
-            elif key in ZERO_AT_START and value is not None:
-                state[key] = type(value)(0)
 
 
 def largest_state(optimizer: Optimizer) -> float:

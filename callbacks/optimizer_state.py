@@ -11,14 +11,27 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from .base import MisconfigurationException
 
+# State that is zero in a new optimizer: by the names of torch's Adam family, SGD, Adagrad and RMSprop; of bitsandbytes
+# (8-bit codes and the maxima of their blocks); of `EightBitAdam`. Zero codes with zero maxima stand for exact zeros.
+ZERO_AT_START = {
+    *("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "sum"),
+    *("state1", "state2", "absmax1", "absmax2"),
+    *("exp_avg_codes", "exp_avg_absmax", "exp_avg_sq_codes", "exp_avg_sq_absmax"),
+}
+CONSTANT = {"qmap1", "qmap2"}  # tables that the codes are looked up in
+
 
 def initialise_state(optimizer: Optimizer) -> None:
     """Give every parameter of an Adam or AdamW the state that its first step would create, before any step.
 
     Without it torch's distributed state getter takes a dummy step when it finds no state (saving changes the run), and
     a parameter that never had a gradient has no state to save, so the checkpoint cannot be loaded under FSDP2.
-    Parameters that have state keep it. Other optimizers are left alone.
+    Parameters that have state keep it. An optimizer with an ``initialise_state`` of its own is asked to do it; others
+    are left alone.
     """
+    if hasattr(optimizer, "initialise_state"):
+        optimizer.initialise_state()
+        return
     if not isinstance(optimizer, (Adam, AdamW)):
         return
     for group in optimizer.param_groups:
@@ -34,25 +47,25 @@ def initialise_state(optimizer: Optimizer) -> None:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
-def zero_state(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    """Zero the moments and step counts of some parameters, in place and on their device.
+def zero_state(optimizer: Optimizer, parameters: Iterable[nn.Parameter] | None = None) -> None:
+    """Set what an optimizer has learned of some parameters, or of all, to what a new one holds: zero, in place.
+
+    Codes of 8-bit moments too: bitsandbytes and ``EightBitAdam`` begin with zero codes and zero maxima.
 
     Raises:
-        MisconfigurationException: when a state is not of its parameter's shape, or no floating-point number: what its
-            zero looks like is not known here (8-bit codes, factored moments).
+        MisconfigurationException: when it keeps state of a kind that need not be zero at the start.
     """
-    for parameter in parameters:
-        state = optimizer.state.get(parameter, {})
-        for name, value in state.items():
-            if name == "step":
-                state[name] = value.zero_() if isinstance(value, Tensor) else 0
-            elif isinstance(value, Tensor):
-                if value.shape != parameter.shape or not value.is_floating_point():
-                    raise MisconfigurationException(
-                        f"optimizer state {name!r} of {type(optimizer).__name__} ({value.dtype},"
-                        f" {tuple(value.shape)}): cannot be zeroed as moments can; keep the moments."
-                    )
-                value.zero_()
+    states = list(optimizer.state.values()) if parameters is None else [optimizer.state.get(p, {}) for p in parameters]
+    kinds = {key for state in states for key, value in state.items() if value is not None}
+    if unknown := sorted(kinds - ZERO_AT_START - CONSTANT):
+        raise MisconfigurationException(
+            f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which may not be zero in a new optimizer, so its"
+            f" state cannot be reset; that can be done to {', '.join(sorted(ZERO_AT_START))}."
+        )
+    for state in states:
+        for key, value in state.items():
+            if key in ZERO_AT_START and value is not None:
+                state[key] = value.zero_() if isinstance(value, Tensor) else type(value)(0)
 
 
 def step_count(optimizer: Optimizer) -> int | None:

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -151,3 +154,44 @@ def compiled_graphs() -> int:
 def inner_schedulers(scheduler: Any) -> list[Any]:
     """The schedulers that a SequentialLR or ChainedScheduler runs; empty for others. torch names them nowhere else."""
     return list(getattr(scheduler, "_schedulers", ()))
+
+
+def fused_adam(decoupled: bool) -> Callable[..., None]:
+    """The kernel of a fused Adam or, with decoupled decay, AdamW.
+
+    The public functions count steps by themselves, which a parameter that is stepped on in parts cannot have, and take
+    AdamW's decay only from torch 2.7 on.
+    """
+    kernel: Callable[..., None] = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    return kernel
+
+
+def pinned_step(optimizer: Any) -> str | None:
+    """What has replaced ``step`` on the instance: ``scheduler``, ``other`` or ``None``.
+
+    A learning-rate scheduler pins the bound method of the class that the optimizer had, so another class's would never
+    be called.
+    """
+    step = vars(optimizer).get("step")
+    if step is None:
+        return None
+    return "scheduler" if getattr(step, "_wrapped_by_lr_sched", False) else "other"
+
+
+def swap_class(optimizer: Any, cls: type) -> None:
+    """Make an optimizer an instance of another class in place: its step hooks run, and its scheduler's pin holds."""
+    pinned = vars(optimizer).pop("step", None) is not None
+    optimizer.__class__ = cls
+    optimizer._patch_step_function()  # what runs the hooks is put around `step` once a class, at construction
+    if not pinned:
+        return
+    reference, function = weakref.ref(optimizer), cls.step  # type: ignore[attr-defined]
+
+    @functools.wraps(function)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        owner: Any = reference()
+        owner._opt_called = True  # the scheduler warns without it
+        return function(owner, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = step

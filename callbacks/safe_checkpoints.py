@@ -19,6 +19,7 @@ from .checkpoint_contents import (
     stored_shapes,
     told_as_a_sentence,
 )
+from .eight_bit_checkpoint import prepare_optimizers, refuse_unread
 from .optimizer_state import initialise_state, step_count
 from .parameter_order import in_todays_order, names_by_group
 from .shards import has_fsdp1
@@ -152,6 +153,8 @@ class SafeCheckpoints(StabilityCallback):
                     self._refuse_damaged(trainer, path)
                     if fills:
                         _compare_with_model(trainer, path, options.get("weights_only") is not False)
+                if fits:
+                    prepare_optimizers(path, trainer.optimizers)
                 checkpoint = _load_what_it_can(trainer, load, checkpoint_path, **options)
             if not fills:
                 refuse_foreign(path, checkpoint, needs_optimizer=fits)
@@ -209,6 +212,7 @@ class SafeCheckpoints(StabilityCallback):
         raise CheckpointError(f"{wrong}; {remedy}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_unread(trainer.optimizers)
         for optimizer in trainer.optimizers:  # an FSDP2 load drops the state of tensors that take no gradient
             initialise_state(optimizer)
         saved, self._saved_counts = self._saved_counts, None

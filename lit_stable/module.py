@@ -148,6 +148,11 @@ class GPTModule(LightningModule):
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
+    def on_fit_start(self) -> None:
+        # Not in configure_optimizers: `EightBitAdam` converts what that returns, and needs no 32-bit moments.
+        for optimizer in self.trainer.optimizers:
+            initialise_state(optimizer)
+
     def on_train_start(self) -> None:
         self._losses = []
         self._write_back_hyperparameters()
@@ -203,7 +208,6 @@ class GPTModule(LightningModule):
         options = self.optimizer_options
         groups = parameter_groups(self.gpt, options.weight_decay, options.decay_embeddings)
         optimizer = AdamW(groups, lr=self.schedule.peak, betas=options.betas, eps=options.eps, fused=True)
-        initialise_state(optimizer)
         self._recipe_groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         return optimizer
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
+from torch import nn
 
-from lit_stable.callbacks import BatchSizeWarmup
+from lit_stable.callbacks import BatchSizeWarmup, EightBitAdam
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state_table
 from lit_stable.cli.check_batches import batches
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
@@ -53,11 +55,13 @@ def check(
         raise MisconfigurationException("\n".join(problems))
     with torch.device("meta"):
         gpt = GPT(module.config)
+    plans = _plans(gpt, features)
     sections = [
         _model(module, gpt),
         _groups(module, gpt),
         batches(module, data, features, ranks, trainer["max_steps"]),
-        _memory(module, data, devices, mesh, trainer),
+        *_states(plans),
+        _memory(module, data, devices, mesh, trainer, plans),
         _schedule(module),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
     ]
@@ -91,8 +95,25 @@ def _groups(module: GPTModule, gpt: GPT) -> str:
     return audit(parameter_groups(gpt, options.weight_decay, options.decay_embeddings), gpt)
 
 
+def _plans(gpt: GPT, features: Mapping[str, Callback]) -> list[TensorPlan] | None:
+    """How each tensor's moments are kept, where a feature keeps any in 8 bit; by the names that a fit has."""
+    feature = next((f for f in features.values() if isinstance(f, EightBitAdam)), None)
+    if feature is None:
+        return None
+    return list(plan_states(nn.ModuleDict({"gpt": gpt}), feature.rules).values())
+
+
+def _states(plans: list[TensorPlan] | None) -> list[str]:
+    return [] if plans is None else [state_table(plans)]
+
+
 def _memory(
-    module: GPTModule, data: TokenDataModule, devices: int, mesh: MeshOptions, trainer: Mapping[str, Any]
+    module: GPTModule,
+    data: TokenDataModule,
+    devices: int,
+    mesh: MeshOptions,
+    trainer: Mapping[str, Any],
+    plans: list[TensorPlan] | None,
 ) -> str:
     precision = full_name(trainer["precision"])
     strategy = trainer["strategy"]
@@ -106,6 +127,7 @@ def _memory(
         width=4 if precision == "32-true" else 2,
         stored=2 if precision == "bf16-true" else 4,
         recompute=module.recompute,
+        state_bytes=None if plans is None else sum(plan.num_bytes for plan in plans),
     )
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"

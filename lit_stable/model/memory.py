@@ -15,6 +15,7 @@ def memory_per_device(
     width: int,
     recompute: bool,
     stored: int = 4,
+    state_bytes: int | None = None,
     tensor_parallel: int = 1,
 ) -> dict[str, float]:
     """Bytes by what they hold: weights, gradients, optimizer states (all sharded), activations, logits.
@@ -29,6 +30,7 @@ def memory_per_device(
         width: Bytes of an activation: 2 in 16 bits, else 4.
         recompute: Activation checkpointing.
         stored: Bytes of a stored weight, gradient or moment.
+        state_bytes: Of the optimizer states over all shards; ``None``: two moments of ``stored`` bytes.
         tensor_parallel: Devices that split the inside of the sub-layers; logits are gathered on each.
     """
     parameters = parameter_count(config)
@@ -41,7 +43,7 @@ def memory_per_device(
     return {
         "weights": stored * parameters / shards,
         "gradients": stored * parameters / shards,
-        "optimizer states": 2 * stored * parameters / shards,
+        "optimizer states": (2 * stored * parameters if state_bytes is None else state_bytes) / shards,
         "activations": kept,
         # The logits, their gradient, and the fp32 copy that the loss reads.
         "logits": tokens * config.vocab_size * (2 * width + 4),

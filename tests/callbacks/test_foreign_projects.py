@@ -17,14 +17,15 @@ import math, os, signal, sys
 import torch
 import NAMESPACE as L
 from PACKAGE import (
-    AccumulationWindows, GracefulStop, GradClip, GradNorm, Progress, SafeCheckpoints, StepSeed, ValidateEverySteps,
+    AccumulationWindows, EightBitAdam, GracefulStop, GradClip, GradNorm, Progress, SafeCheckpoints, StepSeed,
+    ValidateEverySteps,
 )
 
 class Module(L.LightningModule):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.2))
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.2))
     def training_step(self, batch, batch_idx):
         loss = self.net(batch).square().mean()
         return loss * math.nan if batch_idx == 3 else loss
@@ -36,10 +37,10 @@ class Module(L.LightningModule):
 class Data(L.LightningDataModule):
     def train_dataloader(self):
         start = Progress.of(self.trainer).position
-        rows = [torch.full((2, 3), float(i)) for i in range(start // 2, 40)]
+        rows = [torch.full((2, 4), float(i)) for i in range(start // 2, 40)]
         return torch.utils.data.DataLoader(rows, batch_size=None)
     def val_dataloader(self):
-        return torch.utils.data.DataLoader([torch.ones(1, 3)], batch_size=None)
+        return torch.utils.data.DataLoader([torch.ones(1, 4)], batch_size=None)
 
 class Actions(L.Callback):
     def __init__(self, save=None, stop=False):
@@ -54,7 +55,7 @@ class Actions(L.Callback):
 def fit(resume=None, **actions):
     stop = GracefulStop()
     ours = [stop, ValidateEverySteps(2), SafeCheckpoints(), GradClip(0.5), GradNorm(), StepSeed(1)]
-    ours.append(AccumulationWindows(4, 2))
+    ours += [AccumulationWindows(4, 2), EightBitAdam(min_8bit_size=1)]
     trainer = L.Trainer(
         accelerator="cpu", devices=1, max_steps=6, max_epochs=-1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, check_val_every_n_epoch=None, num_sanity_val_steps=0,
@@ -68,6 +69,7 @@ middle = os.path.join(sys.argv[1], "middle.ckpt")
 straight, trainer, _ = fit(save=middle)
 assert Progress.of(trainer).skipped == 1, Progress.of(trainer).skipped
 assert (trainer.global_step, Progress.of(trainer).samples) == (6, 24)
+assert trainer.optimizers[0].state[straight.net[0].weight]["exp_avg_codes"].dtype == torch.uint8
 resumed, again, _ = fit(resume=middle)
 assert Progress.of(again).skipped == 1
 assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))

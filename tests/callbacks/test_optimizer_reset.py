@@ -12,7 +12,8 @@ from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_sam
 
 from lit_stable.callbacks import AccumulationWindows, EffectiveLR, LROverride, OptimizerReset, Progress, SafeCheckpoints
 from lit_stable.callbacks import optimizer_reset as module_under_test
-from lit_stable.callbacks.optimizer_reset import largest_state, zero_state
+from lit_stable.callbacks.optimizer_reset import largest_state
+from lit_stable.callbacks.optimizer_state import zero_state
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
 
@@ -231,29 +232,6 @@ def test_other_optimizers_of_torch_are_reset_too(make: Any) -> None:
     values = [v for entry in states.before[2]["optimizer"].values() for v in entry.values() if v is not None]
     assert all(float(torch.as_tensor(v).abs().max()) == 0.0 for v in values)
     assert_same_bits(states.after[3]["weights"], states.after[2]["weights"])
-
-
-def test_eight_bit_states_are_zeroed_and_their_tables_kept() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(4096))
-    optimizer = torch.optim.SGD([parameter], 0.1)
-    table = torch.linspace(-1, 1, 256)
-    optimizer.state[parameter] = {
-        "step": 7,
-        "state1": torch.full((4096,), 9, dtype=torch.uint8),
-        "state2": torch.full((4096,), 9, dtype=torch.uint8),
-        "absmax1": torch.ones(16),
-        "absmax2": torch.ones(16),
-        "qmap1": table.clone(),
-        "qmap2": table.clone(),
-    }
-    assert largest_state(optimizer) == 9.0
-    zero_state(optimizer)
-    state = optimizer.state[parameter]
-    assert largest_state(optimizer) == 0.0
-    assert state["step"] == 0
-    assert isinstance(state["step"], int)
-    assert state["state1"].dtype == torch.uint8
-    assert torch.equal(state["qmap1"], table)
 
 
 def test_a_nan_in_the_moments_is_reset_and_would_be_seen() -> None:

@@ -102,13 +102,29 @@ def test_zeroing_knows_counts_that_are_numbers_and_parameters_without_state() ->
     assert other not in optimizer.state
 
 
-@pytest.mark.parametrize("state", [torch.zeros(2, dtype=torch.uint8), torch.zeros(1)], ids=["codes", "factored"])
-def test_state_whose_zero_is_not_known_is_refused(state: torch.Tensor) -> None:
-    weight = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    optimizer.state[weight] = {"state1": state}
-    with pytest.raises(MisconfigurationException, match=r"optimizer state 'state1' of SGD .*: cannot be zeroed"):
-        zero_state(optimizer, [weight])
+def test_state_whose_zero_is_not_known_is_refused_before_anything_changes() -> None:
+    weight, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight, other], lr=0.1)
+    optimizer.state[weight] = {"momentum_buffer": torch.ones(2)}
+    optimizer.state[other] = {"row_var": torch.ones(1)}
+    with pytest.raises(MisconfigurationException, match=r"SGD keeps row_var, which may not be zero in a new optimizer"):
+        zero_state(optimizer)
+    assert torch.equal(optimizer.state[weight]["momentum_buffer"], torch.ones(2))
+    zero_state(optimizer, [weight])
+
+
+def test_states_of_bitsandbytes_are_those_of_a_new_one_after_it() -> None:
+    """Codes too: a new one begins with zero codes and zero maxima, and every code then stands for zero."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    weight = nn.Parameter(torch.ones(4096))
+    optimizer = bitsandbytes.optim.AdamW8bit([weight], lr=0.1)
+    weight.grad = torch.randn(4096)
+    optimizer.step()
+    assert optimizer.state[weight]["state1"].dtype == torch.uint8
+    zero_state(optimizer)
+    fresh = bitsandbytes.optim.AdamW8bit([weight], lr=0.1)
+    fresh.init_state(fresh.param_groups[0], weight, 0, 0)
+    assert_same_bits(dict(optimizer.state[weight]), dict(fresh.state[weight]))
 
 
 @every_kind

@@ -169,10 +169,12 @@ def test_codes_of_an_8_bit_adam_are_refused() -> None:
     monitor = next(c for c in trainer.callbacks if isinstance(c, OptimizerMonitor))
     module = TinyModule()
     trainer.fit(module, TinyData())
-    eight_bit(trainer)
     monitor.on_fit_start(trainer, module)
-    with pytest.raises(MisconfigurationException, match="in floating point"):
+    eight_bit(trainer)
+    with pytest.raises(MisconfigurationException, match="in floating point"):  # where states come with the first step
         monitor.on_train_batch_end(trainer, module)
+    with pytest.raises(MisconfigurationException, match="in floating point"):
+        monitor.on_fit_start(trainer, module)
 
 
 def test_a_gradient_scalers_factor_is_logged_and_taken_out_of_the_norms() -> None:

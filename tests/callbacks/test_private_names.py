@@ -217,3 +217,49 @@ def test_a_scaler_leaves_the_division_to_fused_kernels_alone(fused: bool) -> Non
     scaler.step(optimizer)
     assert seen == [24.0 if fused else 3.0]
     assert private_names.unscales_in_step(optimizer) == fused
+
+
+@pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
+def test_the_fused_kernel_is_that_of_the_public_optimizer_and_counts_no_step(decoupled: bool) -> None:
+    weight = torch.nn.Parameter(torch.randn(8))
+    cls = torch.optim.AdamW if decoupled else torch.optim.Adam
+    optimizer = cls([weight], lr=0.1, weight_decay=0.5, fused=True)
+    weight.grad = torch.randn(8)
+    p, m, v, step = weight.detach().clone(), torch.zeros(8), torch.zeros(8), torch.ones(())
+    kernel = private_names.fused_adam(decoupled)
+    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.5, "eps": 1e-8, "amsgrad": False}
+    options |= {"maximize": False, "grad_scale": torch.tensor(2.0)}
+    kernel([p], [2 * weight.grad], [m], [v], [], [step], found_inf=torch.zeros(()), **options)
+    optimizer.step()
+    assert torch.equal(p, weight)
+    assert float(step) == 1.0
+    before = p.clone()
+    kernel([p], [torch.full((8,), torch.nan)], [m], [v], [], [step], found_inf=torch.ones(()), **options)
+    assert torch.equal(p, before)
+
+
+def test_a_scheduler_pins_step_on_the_instance_and_a_swap_replaces_what_it_pinned() -> None:
+    class Counting(torch.optim.SGD):
+        calls = 0
+
+        def step(self, closure: Any = None) -> Any:
+            Counting.calls += 1
+
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    assert private_names.pinned_step(optimizer) is None
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    assert private_names.pinned_step(optimizer) == "scheduler"
+    optimizer.__class__ = Counting
+    optimizer.step()
+    assert Counting.calls == 0, "torch no longer pins it: the swap can be a plain one"
+    optimizer.__class__ = torch.optim.SGD
+    hooked: list[int] = []
+    optimizer.register_step_pre_hook(lambda *rest: hooked.append(1))
+    private_names.swap_class(optimizer, Counting)
+    optimizer.step()
+    assert (Counting.calls, len(hooked)) == (1, 1)
+    assert private_names.pinned_step(optimizer) == "scheduler"
+    assert optimizer._opt_called
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
+    assert private_names.pinned_step(optimizer) == "other"

@@ -59,6 +59,21 @@ def test_sharding_divides_the_memory_of_weights_gradients_and_states(recipe, pag
     assert f"optimizer states {8 * parameters / 2 / 1024:.3g} KiB" in check(recipe, *both, "fsdp2")
 
 
+def test_moments_in_8_bit_are_listed_and_counted(recipe):
+    page = check(recipe, "--stability.eight_bit_adam.min_8bit_size", "1")
+    # 257 x 16 and 32 x 16 embeddings; 12 x 16^2 in a block, in rows of 16 but for 16 rows of 64; 3 norms.
+    size = 8 * (289 * 16 + 3 * 16) + 2 * 12 * 16**2 + 8 * (3 * 16 + 16 + 64 + 16)
+    assert page.split("\nall ")[1].split()[2] == f"{size:,}"
+    assert f"optimizer states {size / 1024:.3g} KiB" in page
+    assert "32 bit: embedding" in page
+
+
+def test_a_pattern_of_8_bit_adam_that_selects_nothing_is_a_problem(recipe):
+    done = command("check", "--config", recipe, "--stability.eight_bit_adam.keep_32_bit", "[gpt.nothing]")
+    assert done.code == 2
+    assert "pattern 'gpt.nothing': matches no module" in done.err
+
+
 def test_the_schedule_is_shown_at_its_milestones(page):
     shown = page.split("learning rate (cosine) by steps:\n")[1].split("\n\n")[0]
     assert [line.split(maxsplit=2) for line in shown.splitlines()] == [

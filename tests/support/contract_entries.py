@@ -58,6 +58,11 @@ ENTRIES = {
     "Detectors": Entry(),
     "DiskSpace": Entry({"min_free_gib": 1e-3}),
     "EffectiveLR": Entry(),
+    "EightBitAdam": Entry(
+        {"min_8bit_size": 1, "on_load": "convert"},
+        idle={"bits": 32, "on_load": "convert"},
+        strategies=("auto", "ddp", "fsdp2"),
+    ),
     "Events": Entry(),
     "ForwardReplay": Entry(),
     "GarbageCollection": Entry({"every_steps": 2}),

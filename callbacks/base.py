@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
@@ -13,8 +14,16 @@ except ImportError:  # a project that has the stand-alone packages only
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # type: ignore[assignment]
     from pytorch_lightning.callbacks import Callback  # type: ignore[assignment]
 
+from .private_names import batches_that_stepped
+
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+else:
+    # A Trainer of either namespace runs our callbacks by their hooks, but a LightningCLI takes them from YAML by class
+    # alone. So a project that has imported the other namespace finds its class among our bases as well.
+    _other = getattr(sys.modules.get("pytorch_lightning"), "Callback", Callback)
+    if _other is not Callback:
+        Callback = type("Callback", (Callback, _other), {"__module__": __name__})
 
 __all__ = [
     "Callback",
@@ -44,19 +53,39 @@ class StabilityCallback(Callback):
 
     #: Position among ours: counters < seeds < windows < freezing < norm < skip < clip < monitors < saving.
     order: ClassVar[int] = 50
+    #: The ``state`` of the trainer that it has trained with last, which tells trainers apart; see ``Progress``.
+    served: Any = None
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Lightning calls no teardown after an exception; what was touched must not outlive the fit for that.
         self.teardown(trainer, pl_module, "fit")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        twins = [c for c in trainer.callbacks if type(c) is type(self) and c.state_key == self.state_key]  # type: ignore[attr-defined]
-        if len(twins) > 1:
-            raise MisconfigurationException(
-                f"`{type(self).__name__}`: stands {len(twins)} times in the trainer's callbacks and would act as often;"
-                " keep one."
-            )
+        refuse_twins(trainer, self)
         arrange(trainer)
+
+
+def refuse_twins(trainer: Trainer, ours: StabilityCallback) -> None:
+    """Raise when the trainer's callbacks hold another of the same class, or one that is saved under the same name."""
+    named_alike = [c for c in trainer.callbacks if c is not ours and c.state_key == ours.state_key]  # type: ignore[attr-defined]
+    twins = [c for c in named_alike if type(c) is type(ours)]
+    if twins:
+        raise MisconfigurationException(
+            f"`{type(ours).__name__}`: stands {len(twins) + 1} times in the trainer's callbacks and would act as often;"
+            " keep one."
+        )
+    strangers = [type(c) for c in named_alike if _keeps_state(c) and _keeps_state(ours)]
+    if strangers:
+        raise MisconfigurationException(
+            f"`{strangers[0].__module__}.{strangers[0].__name__}`: a checkpoint could hold its state or that of"
+            f" `{type(ours).__module__}.{type(ours).__name__}`, not both, since their state_key {ours.state_key!r} is"
+            " the same; rename the class, or give it a `state_key` of its own."
+        )
+
+
+def _keeps_state(callback: Any) -> bool:
+    # By name: the base class is another object in each of Lightning's namespaces.
+    return str(type(callback).state_dict.__qualname__) != "Callback.state_dict"
 
 
 def arrange(trainer: Trainer) -> None:
@@ -71,6 +100,7 @@ def arrange(trainer: Trainer) -> None:
 
 def install(trainer: Trainer, callback: StabilityCallback) -> None:
     """Add a callback that another one needs, at the front, and put ours in order."""
+    refuse_twins(trainer, callback)
     trainer.callbacks = [callback, *trainer.callbacks]  # type: ignore[attr-defined]
     arrange(trainer)
 
@@ -86,15 +116,11 @@ def find_or_install(trainer: Trainer, cls: type[_Callback]) -> _Callback:
 
 
 def is_logging_step(trainer: Trainer) -> bool:
-    """Whether what is logged in the optimizer step now under way reaches the loggers."""
-    return _is_multiple(trainer, trainer.global_step + 1)
+    """Whether what is logged in the optimizer step now under way reaches the loggers: by Lightning's own count."""
+    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return every > 0 and (batches_that_stepped(trainer) + 1) % every == 0
 
 
 def was_logging_step(trainer: Trainer) -> bool:
-    """The same of the optimizer step that has just been taken, as `on_train_batch_end` finds it."""
-    return _is_multiple(trainer, trainer.global_step)
-
-
-def _is_multiple(trainer: Trainer, step: int) -> bool:
-    every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-    return every > 0 and step % every == 0
+    """The same of the step that has just been taken, as `on_train_batch_end` finds it: its batch is not counted yet."""
+    return is_logging_step(trainer)

@@ -28,6 +28,14 @@ def window_is_open(trainer: Trainer) -> bool:
     return bool(trainer.fit_loop.epoch_loop._should_accumulate())
 
 
+def batches_that_stepped(trainer: Trainer) -> int:
+    """The loggers' step counter: batches, of those before this one, that ended with an optimizer step.
+
+    Not ``global_step``, which counts each of several optimizers, and is one ahead or behind after some resumes.
+    """
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
 def align_logged_step(trainer: Trainer) -> None:
     """Set the loggers' step counter to the optimizer-step count.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, find_or_install, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, find_or_install, rank_zero_warn, was_logging_step
+from .batch_tensors import samples_and_tokens
+from .foreign_checkpoint import UncountedRun
 from .positions import Range, merge_ranges, stream_position
+from .private_names import window_is_open
+from .raw_steps import RawSteps
 from .topology import data_parallel_size
 
 if TYPE_CHECKING:
@@ -32,8 +35,14 @@ class Progress(StabilityCallback):
     that window. So a checkpoint may be written at any moment.
 
     Samples are counted over all data-parallel ranks (not the world size: tensor-parallel ranks see the same samples).
-    A batch holds ``shape[0]`` samples and ``shape[0] * shape[1]`` tokens of its first tensor; a LightningModule that
-    knows better defines ``count_batch(batch) -> tuple[int, int]`` (samples, tokens of this rank's batch).
+    A batch holds B samples and B * T tokens, by its first tensor of shape (B, T, ...), or B of each by its first tensor
+    where none has two dimensions; a LightningModule that knows better defines ``count_batch(batch) -> tuple[int, int]``
+    (samples, tokens of this rank's batch). An optimizer step that was withheld (an ``optimizer_step`` of the
+    LightningModule that only runs the closure) counts as skipped, as does one without any loss.
+
+    A resume from a checkpoint that was written without it: the samples follow from Lightning's own counters and the
+    loader's batch size where that is constant, the tokens from the first batch; what was inferred is printed in one
+    line. Otherwise, and where the training loader itself is made from them, they must be given here.
 
     It installs itself: any callback or data module calls ``Progress.of(trainer)`` in its ``setup``.
 
@@ -42,21 +51,23 @@ class Progress(StabilityCallback):
 
     Attributes:
         steps: Optimizer steps committed, skipped ones included.
-        samples: Samples consumed by committed steps; never advances over dropped data.
         tokens: Tokens consumed by committed steps.
         dropped: Sorted ``[start, stop)`` ranges of the sample stream that are never read.
         requests: Requests to drop that were already turned into ranges; a resume must not turn them twice.
         start: The counters when the open window began: what the learning rate of this step is a function of.
         held: Of the counters, the windows over which the schedule was held: steps that were skipped, if so chosen.
         rows_per_sample: Rows of a batch that make up one sample of the stream; above 1 where samples were cut up.
+        full_length: Positions of a sample before it was shortened; ``None`` where nothing shortens them.
 
     Args:
-        samples: Samples consumed by earlier training whose checkpoint has no counters of ours; ``None``: none.
+        samples: Samples consumed by earlier training whose checkpoint has no counters of ours; ``None``: inferred.
         tokens: Tokens, likewise.
 
     Raises:
-        MisconfigurationException: when a checkpoint of a begun run has no counters and none were given here, or when
-            the counters were installed after the checkpoint was restored, or have counted for another trainer.
+        MisconfigurationException: when a checkpoint of a begun run has no counters and they can be neither inferred nor
+            were given here; when the counters were installed after the checkpoint was restored; when a callback with
+            state has trained with another trainer and begins a new run; when the optimizer is stepped without
+            Lightning, or ``training_step`` takes its batches itself (``dataloader_iter``).
 
     Example::
 
@@ -67,8 +78,11 @@ class Progress(StabilityCallback):
 
     def __init__(self, samples: int | None = None, tokens: int | None = None) -> None:
         self._given = (samples, tokens)
+        self._uncounted: UncountedRun | None = None
+        self._raw_steps = RawSteps()
         self.steps = 0
-        self.samples = 0
+        self._samples = 0
+        self._was_asked = False  # for the samples, since they were restored
         self.tokens = 0
         self.dropped: list[Range] = []
         self.requests: list[str] = []
@@ -77,6 +91,7 @@ class Progress(StabilityCallback):
         self._before_evaluation: dict[str, Any] | None = None
         self.held = Mark(0, 0, 0)
         self.rows_per_sample = 1
+        self.full_length: int | None = None
         self._pending_samples = 0
         self._pending_tokens = 0
         self._has_loss = False  # of the open window: did any micro-batch have one?
@@ -87,6 +102,18 @@ class Progress(StabilityCallback):
         return find_or_install(trainer, Progress)
 
     # -- what others read --------------------------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> int:
+        """Samples consumed by committed steps; never advances over dropped data."""
+        if self._uncounted is not None and self._uncounted.samples is None:
+            raise self._uncounted.unknown("the training loader is made from it")
+        self._was_asked = True
+        return self._samples
+
+    @samples.setter
+    def samples(self, value: int) -> None:
+        self._samples = value
 
     @property
     def position(self) -> int:
@@ -145,32 +172,50 @@ class Progress(StabilityCallback):
             self._before_evaluation = self.state_dict()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._raw_steps.release()
         if stage != "fit" and self._before_evaluation is not None:
             self.load_state_dict(self._before_evaluation)
         self._before_evaluation = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_state_of_another_run(trainer)
         if trainer.global_step and not self.steps:
             raise MisconfigurationException(
                 f"`Progress` begins at 0 and the trainer stands at step {trainer.global_step} already: it was installed"
                 " too late to be restored; put `Progress()` into the trainer's callbacks."
             )
-        if self.steps and not trainer.global_step:
-            raise MisconfigurationException(
-                f"`Progress` stands at step {self.steps} and the trainer at 0: it has counted for another trainer; give"
-                " each one its own `Progress()`."
-            )
+        if self._uncounted is not None:
+            self.samples = self._uncounted.infer_samples(trainer, pl_module)
+        elif self.steps and not self._was_asked:
+            tell_of_a_loader_that_begins_anew(trainer, self._samples)
+        self._raw_steps.watch(trainer, pl_module)
+        self._open_window()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
+            self._open_window()
+
+    def _open_window(self) -> None:
         self._pending_samples = self._pending_tokens = 0
         self._has_loss = False
         self.start = self.mark
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch is None:
+            raise MisconfigurationException(
+                f"`{type(pl_module).__name__}.training_step(dataloader_iter)`: takes its batches itself, so none can be"
+                " counted before it is trained on; take (batch, batch_idx)."
+            )
+        self._raw_steps.begin_batch(trainer)
+        samples, tokens = getattr(pl_module, "count_batch", samples_and_tokens)(batch)
+        samples //= self.rows_per_sample
+        if self._uncounted is not None:
+            each = self.full_length or tokens // samples
+            self.tokens, self._uncounted = self._uncounted.infer_tokens(samples, each, trainer.is_last_batch), None
         if self._pending_samples == 0:
             self.start = self.mark
-        count = getattr(pl_module, "count_batch", count_first_tensor)
-        samples, tokens = count(batch)
         ranks = data_parallel_size(trainer)
-        self._pending_samples += samples // self.rows_per_sample * ranks
+        self._pending_samples += samples * ranks
         self._pending_tokens += tokens * ranks
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -180,38 +225,40 @@ class Progress(StabilityCallback):
         if self._pending_samples == 0:  # a second optimizer stepping on the same batch
             return
         # Lightning steps, and counts the step, also when `training_step` returned None for the whole window.
-        self.note_skipped(pl_module.automatic_optimization and not self._has_loss)
-        self._has_loss = False
+        self._commit(skipped=pl_module.automatic_optimization and not self._has_loss)
+
+    def _commit(self, skipped: bool) -> None:
+        self.note_skipped(skipped)
         self.steps += 1
-        self.samples += self._pending_samples
+        self._samples += self._pending_samples
         self.tokens += self._pending_tokens
+        self._has_loss = False
         self._pending_samples = self._pending_tokens = 0
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._raw_steps.refuse(trainer, pl_module)
+        if self._pending_samples and pl_module.automatic_optimization and not window_is_open(trainer):
+            self._commit(skipped=True)  # Lightning counts the step as well
         # After the step, so that one that was skipped is counted in its own row.
         if self._pending_samples or not was_logging_step(trainer):
             return
-        for name, value in (("samples", self.samples), ("tokens", self.tokens), ("skipped", self._skipped)):
+        for name, value in (("samples", self._samples), ("tokens", self.tokens), ("skipped", self._skipped)):
             pl_module.log(f"progress/{name}", torch.as_tensor(value, dtype=torch.float64))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         restored = self.state_key in checkpoint.get("callbacks", {})
         if restored or not checkpoint.get("global_step") or trainer.state.fn != "fit":
             return
-        samples, tokens = self._given
-        if samples is None or tokens is None:
-            raise MisconfigurationException(
-                f"checkpoint at step {checkpoint['global_step']}: was written without `Progress`, so the samples and"
-                " tokens it consumed are unknown; give them as `Progress(samples=..., tokens=...)`."
-            )
-        self.steps, self.samples, self.tokens = int(checkpoint["global_step"]), samples, tokens
+        self.steps = int(checkpoint["global_step"])
+        self._uncounted = UncountedRun(self.steps, *self._given, checkpoint)
+        self._was_asked = False
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
             "skipped": self.skipped,
             "samples": self.samples,
-            "tokens": self.tokens,
+            "tokens": self.tokens if self._uncounted is None else self._uncounted.tokens,
             "dropped": [list(r) for r in self.dropped],
             "requests": list(self.requests),
             "held": list(self.held),
@@ -221,32 +268,37 @@ class Progress(StabilityCallback):
         self.steps = int(state_dict["steps"])
         self._skipped = int(state_dict["skipped"])
         self.samples = int(state_dict["samples"])
-        self.tokens = int(state_dict["tokens"])
+        self.tokens = int(state_dict["tokens"] or 0)
+        self._uncounted = None
+        if state_dict["tokens"] is None:  # saved before the first batch of a run that nobody had counted
+            self._uncounted = UncountedRun(self.steps, self._samples, None)
         self.dropped = merge_ranges(state_dict["dropped"])
         self.requests = [str(r) for r in state_dict["requests"]]
         self.held = Mark(*(int(n) for n in state_dict.get("held", (0, 0, 0))))
-        self._pending_samples = self._pending_tokens = 0
-        self.start = self.mark
+        self._open_window()
+        self._was_asked = False
 
 
-def count_first_tensor(batch: Any) -> tuple[int, int]:
-    """(samples, tokens) of a batch by its first tensor of shape (B, T, ...); ``T`` counts as 1 for shape (B,).
+def refuse_state_of_another_run(trainer: Trainer) -> None:
+    """Raise when a new run begins with callbacks that carry what they learned with another trainer."""
+    ours = [c for c in trainer.callbacks if isinstance(c, StabilityCallback)]  # type: ignore[attr-defined]
+    for callback in ours:
+        elsewhere = callback.served is not None and callback.served is not trainer.state
+        if elsewhere and not trainer.global_step and callback.state_dict():
+            name = type(callback).__name__
+            raise MisconfigurationException(
+                f"`{name}`: has trained with another trainer and would begin with what it learned there; give each"
+                f" trainer its own `{name}(...)`."
+            )
+        callback.served = trainer.state
 
-    Raises:
-        MisconfigurationException: when the batch holds no tensor.
-    """
-    tensor = _first_tensor(batch)
-    if tensor is None:
-        raise MisconfigurationException(
-            f"batch of type {type(batch).__name__}: holds no tensor to count samples by; define"
-            " `count_batch(batch) -> (samples, tokens)` on the LightningModule."
+
+def tell_of_a_loader_that_begins_anew(trainer: Trainer, samples: int) -> None:
+    """Warn where a resumed run would read its stream from the start; of loaders with a length Lightning itself does."""
+    loader = trainer.train_dataloader
+    if trainer.num_training_batches == float("inf") and not hasattr(loader, "load_state_dict"):
+        rank_zero_warn(
+            f"Progress: {samples:,} samples were consumed before this resume, and the training loader, which has no"
+            " length, was made without asking for the position: unless it finds its place by itself it repeats them;"
+            " let `train_dataloader` begin at sample `Progress.of(self.trainer).position`."
         )
-    samples = tensor.shape[0] if tensor.ndim else 1
-    return samples, samples * (tensor.shape[1] if tensor.ndim > 1 else 1)
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((t for t in map(_first_tensor, parts) if t is not None), None)

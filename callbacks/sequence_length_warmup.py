@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info, rank_zero_warn
 from .batch_size_warmup import BatchSizeWarmup
+from .batch_tensors import batch_shape
 from .length_schedule import SHAPES, LengthSchedule, LengthStages
 from .private_names import compiled_graphs
 from .progress import Progress
-from .shorter_batch import batch_shape, melt, truncate
+from .shorter_batch import melt, truncate
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -111,9 +112,10 @@ class SequenceLengthWarmup(StabilityCallback):
             )
         longest = self._given if self._given is not None else theirs
         if longest is None:
+            where = "there is no data module" if data is None else "the data module has no attribute sequence_length"
             raise MisconfigurationException(
-                "`SequenceLengthWarmup(max_length=None)`: the data module has no attribute sequence_length to take it"
-                " from; give it."
+                f"`SequenceLengthWarmup(max_length=None)`: {where} to take it from; write"
+                f" `SequenceLengthWarmup({self.shape!r}, ..., max_length=...)`."
             )
         self._lay_out(longest)
 
@@ -178,7 +180,7 @@ class SequenceLengthWarmup(StabilityCallback):
 
         def restore() -> None:
             strategy.__dict__.pop("batch_to_device", None)
-            progress.rows_per_sample = 1
+            progress.rows_per_sample, progress.full_length = 1, None
             self._restore = _nothing
 
         self._restore = restore
@@ -198,6 +200,7 @@ class SequenceLengthWarmup(StabilityCallback):
             )
         length = min(self.length(progress.steps + 1), shape[1])
         self._watch_compilations(length)
+        progress.full_length = shape[1]
         progress.rows_per_sample = shape[1] // length if self.mode == "melt" else 1
         if length == shape[1]:
             return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,14 +9,6 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 # B rows, T positions, L the shorter length, K = T // L pieces per row
-
-
-def batch_shape(batch: Any) -> tuple[int, int] | None:
-    """(B, T) of the first tensor with two or more dimensions in a tensor, tuple, list or dict; None: there is none."""
-    if isinstance(batch, Tensor):
-        return (batch.shape[0], batch.shape[1]) if batch.ndim > 1 else None
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((shape for shape in map(batch_shape, parts) if shape is not None), None)
 
 
 def truncate(batch: Any, shape: tuple[int, int], length: int) -> Any:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from hosts import Gan, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
@@ -122,3 +125,45 @@ def test_logging_can_be_off() -> None:
     trainer = quiet_trainer(GradClip(), log_every_n_steps=0, max_steps=2)
     trainer.fit(TinyModule(), TinyData())
     assert not is_logging_step(trainer)
+
+
+def test_logging_steps_are_lightnings_own_where_several_optimizers_step_unevenly(tmp_path: Any) -> None:
+    trainer = quiet_trainer(
+        *(GradNorm(), Progress()), logger=CSVLogger(tmp_path), log_every_n_steps=2, max_steps=-1, max_epochs=2
+    )
+    trainer.fit(Gan(), loader())
+    header, *rows = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text().split()
+    assert [row.split(",")[header.split(",").index("step")] for row in rows] == ["1", "3", "5"]
+    for name in ("stability/grad_norm", "progress/samples"):
+        assert all(row.split(",")[header.split(",").index(name)] for row in rows), "a signature is missing"
+
+
+def test_a_strangers_callback_that_would_be_saved_under_the_same_name_is_refused() -> None:
+    class Progress(Callback):
+        def state_dict(self) -> dict[str, int]:
+            return {"mine": 1}
+
+    class Silent(Callback):  # saves nothing, so it may be called as it likes
+        @property
+        def state_key(self) -> str:
+            return "GradClip"
+
+    quiet_trainer(Silent(), GradClip(), max_steps=1).fit(TinyModule(), TinyData())
+    Progress.__qualname__ = "Progress"
+    for ours in (GradClip(), StepSeed()):  # which install our own
+        with pytest.raises(
+            MisconfigurationException, match=r"test_base\.Progress`: a checkpoint .*; rename the class, or"
+        ):
+            quiet_trainer(Progress(), ours).fit(TinyModule(), TinyData())
+
+
+@pytest.mark.parametrize("other_first", [True, False])
+def test_where_the_other_namespace_was_imported_first_its_class_is_among_our_bases(other_first: bool) -> None:
+    names = ["pytorch_lightning", "lit_stable.callbacks"]
+    code = f"import {', '.join(names if other_first else names[::-1])}\n" + (
+        "import lightning.pytorch\n"
+        "from lit_stable.callbacks import GradClip\n"
+        "print(issubclass(GradClip, pytorch_lightning.Callback), issubclass(GradClip, lightning.pytorch.Callback))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(other_first), "True"]

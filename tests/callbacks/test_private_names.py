@@ -58,6 +58,9 @@ def test_should_accumulate_is_true_inside_a_window() -> None:
 def test_batches_that_stepped_is_what_the_loggers_count_by() -> None:
     loop = quiet_trainer().fit_loop.epoch_loop
     assert loop._batches_that_stepped == 0
+    before_step: list[int] = []
+    fit_watching("on_before_optimizer_step", lambda t, *r: before_step.append(private_names.batches_that_stepped(t)))
+    assert before_step == [0, 1, 2, 3]
     seen: list[int] = []
 
     def shift(trainer: Any, *rest: Any) -> None:

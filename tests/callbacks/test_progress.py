@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from hosts import CutsEpochsShort, Host, WithholdsSteps, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from tiny_fit import SaveAtSteps, Stream, TinyData, TinyModule, Watch, quiet_trainer, train_more
 from torch.utils.data import DataLoader
 
-from lit_stable.callbacks import AccumulationWindows, GradClip, Progress
-from lit_stable.callbacks.progress import Mark, count_first_tensor
+from lit_stable.callbacks import AccumulationWindows, GradClip, OptimizerReset, Progress
+from lit_stable.callbacks.progress import Mark
 
 
 def test_of_installs_one_progress_at_the_front_and_finds_it_again() -> None:
@@ -57,28 +58,6 @@ def test_a_module_may_count_its_own_batches() -> None:
     trainer = quiet_trainer(Progress(), max_steps=2)
     trainer.fit(Packed(), TinyData())
     assert Progress.of(trainer).mark == Mark(2, 10, 140)
-
-
-@pytest.mark.parametrize(
-    ("batch", "expected"),
-    [
-        (torch.zeros(3), (3, 3)),
-        (torch.zeros(3, 5), (3, 15)),
-        (torch.zeros(3, 5, 7), (3, 15)),
-        (torch.zeros(()), (1, 1)),
-        ({"text": "a", "ids": torch.zeros(2, 6)}, (2, 12)),
-        (("name", [torch.zeros(4, 2), torch.zeros(9)]), (4, 8)),
-    ],
-)
-def test_a_batch_is_counted_by_its_first_tensor(batch: Any, expected: tuple[int, int]) -> None:
-    assert count_first_tensor(batch) == expected
-
-
-def test_a_batch_without_a_tensor_is_refused() -> None:
-    with pytest.raises(
-        MisconfigurationException, match=r"batch of type dict: holds no tensor .* `count_batch\(batch\)"
-    ):
-        count_first_tensor({"text": ["a", "b"]})
 
 
 def test_dropped_ranges_move_the_position_and_no_counter() -> None:
@@ -158,25 +137,6 @@ def test_a_second_optimizer_on_the_same_batch_commits_nothing() -> None:
     assert Progress.of(trainer).mark == Mark(steps=2, samples=4, tokens=16)
 
 
-def foreign_checkpoint(folder: Path) -> Path:
-    trainer = quiet_trainer(max_steps=3)
-    trainer.fit(TinyModule(), TinyData(resumes=False))
-    trainer.save_checkpoint(folder / "foreign.ckpt")
-    return folder / "foreign.ckpt"
-
-
-def test_a_begun_run_without_counters_is_refused(tmp_path: Path) -> None:
-    path = foreign_checkpoint(tmp_path)
-    with pytest.raises(MisconfigurationException, match=r"checkpoint at step 3: .* `Progress\(samples=\.\.\., tokens="):
-        quiet_trainer(Progress(), max_steps=4).fit(TinyModule(), TinyData(), ckpt_path=path)
-
-
-def test_a_begun_run_without_counters_goes_on_from_those_given(tmp_path: Path) -> None:
-    trainer = quiet_trainer(Progress(samples=6, tokens=24), max_steps=4)
-    trainer.fit(TinyModule(), TinyData(), ckpt_path=foreign_checkpoint(tmp_path))
-    assert Progress.of(trainer).mark == Mark(4, 8, 32)
-
-
 def test_counters_that_were_given_yield_to_those_in_the_checkpoint(tmp_path: Path) -> None:
     first = quiet_trainer(Progress(), max_steps=2)
     first.fit(TinyModule(), TinyData())
@@ -184,11 +144,6 @@ def test_counters_that_were_given_yield_to_those_in_the_checkpoint(tmp_path: Pat
     second = quiet_trainer(Progress(samples=999, tokens=999), max_steps=3)
     second.fit(TinyModule(), TinyData(), ckpt_path=tmp_path / "a.ckpt")
     assert Progress.of(second).samples == 6
-
-
-def test_validating_a_foreign_checkpoint_needs_no_counters(tmp_path: Path) -> None:
-    path = foreign_checkpoint(tmp_path)
-    quiet_trainer(Progress()).validate(TinyModule(), TinyData(validation_batches=1), ckpt_path=path, verbose=False)
 
 
 def test_a_progress_installed_after_the_state_was_restored_is_refused(tmp_path: Path) -> None:
@@ -206,11 +161,24 @@ def test_a_progress_installed_after_the_state_was_restored_is_refused(tmp_path: 
         second.fit(TinyModule(), LateData(), ckpt_path=tmp_path / "a.ckpt")
 
 
-def test_one_that_has_counted_for_another_trainer_is_refused() -> None:
+@pytest.mark.parametrize("make", [Progress, GradClip, lambda: OptimizerReset(start=1)])
+def test_what_was_learned_with_another_trainer_is_no_beginning(make: Any) -> None:
+    callback = make()
+    name = type(callback).__name__
+    quiet_trainer(callback, max_steps=2).fit(TinyModule(), TinyData())
+    with pytest.raises(
+        MisconfigurationException, match=rf"`{name}`: has trained with another .* own `{name}\(\.\.\.\)`"
+    ):
+        quiet_trainer(callback, max_steps=2).fit(TinyModule(), TinyData())
+
+
+def test_a_callback_may_go_on_with_another_trainer_from_a_checkpoint(tmp_path: Path) -> None:
     progress = Progress()
-    quiet_trainer(progress, max_steps=2).fit(TinyModule(), TinyData())
-    with pytest.raises(MisconfigurationException, match=r"at step 2 and the trainer at 0: .* its own `Progress\(\)`"):
-        quiet_trainer(progress, max_steps=2).fit(TinyModule(), TinyData())
+    first = quiet_trainer(progress, max_steps=2)
+    first.fit(TinyModule(), TinyData())
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    quiet_trainer(progress, max_steps=3).fit(TinyModule(), TinyData(), ckpt_path=tmp_path / "a.ckpt")
+    assert progress.mark == Mark(3, 6, 24)
 
 
 def test_goes_on_counting_in_a_second_fit() -> None:
@@ -240,3 +208,34 @@ def test_a_checkpoint_from_before_schedules_were_held_loads() -> None:
     progress.note_held(Mark(1, 1, 1))
     progress.load_state_dict(state)
     assert progress.held == Mark(0, 0, 0)
+
+
+def test_a_step_that_the_module_withholds_counts_as_skipped() -> None:
+    trainer = quiet_trainer(Progress(), GradClip(), max_steps=-1, max_epochs=2)
+    trainer.fit(WithholdsSteps(), loader())
+    progress = Progress.of(trainer)
+    assert progress.mark == Mark(6, 20, 80)
+    assert trainer.global_step == 6
+    adam_steps = {int(s["step"]) for s in trainer.optimizers[0].state.values()}
+    assert (progress.skipped, adam_steps) == (2, {progress.applied})
+
+
+@pytest.mark.parametrize("windows", [[], [AccumulationWindows(8, 4)]], ids=["alone", "windows"])
+def test_an_epoch_that_is_cut_short_within_a_window_leaves_nothing_pending(windows: list[Any]) -> None:
+    trainer = quiet_trainer(Progress(), *windows, max_steps=-1, max_epochs=3)
+    trainer.fit(CutsEpochsShort(), loader())
+    progress = Progress.of(trainer)
+    # Without windows each epoch steps on its first batch; with them no window of two batches is ever full.
+    assert (progress.mark, trainer.global_step) == ((Mark(0, 0, 0), 0) if windows else (Mark(3, 12, 48), 3))
+
+
+def test_a_training_step_that_takes_its_batches_itself_is_refused() -> None:
+    class TakesBatches(Host):
+        def training_step(self, dataloader_iter: Any) -> Any:
+            return self.loss(next(dataloader_iter)[0])
+
+    trainer = quiet_trainer(Progress(), max_steps=2)
+    with pytest.raises(
+        MisconfigurationException, match=r"training_step\(dataloader_iter\)`: .*; take \(batch, batch_idx"
+    ):
+        trainer.fit(TakesBatches(), loader())

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 
-from lit_stable.callbacks.shorter_batch import batch_shape, melt, truncate
+from lit_stable.callbacks.shorter_batch import melt, truncate
 
 B, T = 2, 6
 
@@ -17,27 +16,6 @@ class Pair(NamedTuple):
 
 def numbered() -> torch.Tensor:
     return torch.arange(B * T).view(B, T)
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        numbered(),
-        (numbered(), numbered()),
-        [torch.zeros(B), numbered()],
-        {"source": torch.zeros(B), "ids": numbered(), "name": "a"},
-        Pair(numbered(), {"deep": numbered()}),
-        ("a", {"deep": [numbered()]}),
-        torch.zeros(B, T, 3),
-    ],
-)
-def test_the_shape_is_that_of_the_first_tensor_with_rows_and_positions(batch: Any) -> None:
-    assert batch_shape(batch) == (B, T)
-
-
-@pytest.mark.parametrize("batch", [torch.zeros(3), {"name": "a"}, [], 3])
-def test_without_such_a_tensor_there_is_no_shape(batch: Any) -> None:
-    assert batch_shape(batch) is None
 
 
 def test_truncation_keeps_the_beginning_and_the_structure() -> None:

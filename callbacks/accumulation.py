@@ -20,7 +20,8 @@ class Window(int):
     """A number of micro-batches that starts at an offset.
 
     Lightning steps when ``ready_batches % accumulate_grad_batches == 0`` and divides the loss by the same number. As
-    an int it divides by its size; as the right side of ``%`` it counts from the offset.
+    an int it divides by its size; as the right side of ``%`` it counts from the offset. It stands on the Trainer from
+    ``setup`` on, so that ``trainer.estimated_stepping_batches`` counts optimizer steps.
     """
 
     offset: int
@@ -40,7 +41,8 @@ class AccumulationWindows(StabilityCallback):
     The global batch is what one optimizer step averages over: ``global_batch`` samples over all data-parallel ranks.
     The number of micro-batches per window is ``global_batch / (micro_batch * ranks)``, so the same recipe runs on any
     number of ranks. A window that was open when a checkpoint was written is replayed whole; the last window of a
-    finite epoch holds what is left, and its weights sum to one, also where the loader has no length.
+    finite epoch holds what is left, and its weights sum to one, also where the loader has no length. A learning-rate
+    schedule may take its horizon from ``trainer.estimated_stepping_batches``.
 
     Logged: ``progress/micro_batches`` (per optimizer step, at logging steps).
 
@@ -50,7 +52,8 @@ class AccumulationWindows(StabilityCallback):
 
     Raises:
         MisconfigurationException: when the global batch is no multiple of ``micro_batch * ranks`` (the nearest legal
-            sizes are named), or ``Trainer(accumulate_grad_batches=...)`` is set as well.
+            sizes are named), when ``Trainer(accumulate_grad_batches=...)`` or a scheduler callback sets the window as
+            well, under manual optimization, or when the loader hands out batches of another size.
 
     Example::
 
@@ -58,6 +61,8 @@ class AccumulationWindows(StabilityCallback):
     """
 
     order: ClassVar[int] = 10
+    #: Whether a batch that is too small is refused wherever a window begins with it, or in the first window of a fit.
+    strict: ClassVar[bool] = False
 
     def __init__(self, global_batch: int, micro_batch: int) -> None:
         for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
@@ -66,20 +71,14 @@ class AccumulationWindows(StabilityCallback):
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self._opened_at = -1
+        self._has_checked = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
         Progress.of(trainer)
-        accumulate = trainer.accumulate_grad_batches
-        if isinstance(accumulate, Window):  # a second fit with the same trainer
-            return
-        if accumulate != 1:
-            raise MisconfigurationException(
-                f"`Trainer(accumulate_grad_batches={accumulate})`: the window follows from"
-                f" global_batch={self.global_batch} already; delete it."
-            )
+        self._refuse_other_windows(trainer, pl_module)
         step = self.micro_batch * data_parallel_size(trainer)
         if self.global_batch % step:
             below = self.global_batch // step * step
@@ -88,10 +87,39 @@ class AccumulationWindows(StabilityCallback):
                 f"global_batch={self.global_batch}: must be a multiple of micro_batch x data-parallel ranks ="
                 f" {self.micro_batch} x {step // self.micro_batch} = {step}; the nearest legal sizes are {legal}."
             )
+        trainer.accumulate_grad_batches = self._first_window(trainer)
+
+    @staticmethod
+    def _refuse_other_windows(trainer: Trainer, pl_module: LightningModule) -> None:
+        accumulate = trainer.accumulate_grad_batches
+        if not isinstance(accumulate, Window) and accumulate != 1:  # a second fit after one that failed finds a Window
+            raise MisconfigurationException(
+                f"`Trainer(accumulate_grad_batches={accumulate})`: the window follows from global_batch already; delete"
+                " it."
+            )
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "get_accumulate_grad_batches"):
+                raise MisconfigurationException(
+                    f"`{type(callback).__name__}`: sets the accumulation window, which follows from global_batch"
+                    " already; delete it, or take `BatchSizeWarmup` for a batch that grows."
+                )
+        if not pl_module.automatic_optimization:
+            raise MisconfigurationException(
+                f"`{type(pl_module).__name__}.automatic_optimization=False`: takes its steps itself, so no callback can"
+                " set its accumulation window; accumulate in training_step, or use automatic optimization."
+            )
+
+    def _first_window(self, trainer: Trainer) -> Window:
+        """What stands for the window before the run has begun."""
+        return Window(self.window_size(trainer))
 
     def window_size(self, trainer: Trainer) -> int:
         """Micro-batches in the window that opens now."""
         return self.global_batch // (self.micro_batch * data_parallel_size(trainer))
+
+    def handed_out(self, trainer: Trainer) -> int:
+        """Samples per rank that the loader is to hand out at once in the window that opens now."""
+        return self.micro_batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._open(trainer, offset=ready_batches(trainer))
@@ -100,7 +128,22 @@ class AccumulationWindows(StabilityCallback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if Progress.of(trainer).steps != self._opened_at:
             self._open(trainer, offset=batch_idx)
+            self._refuse_another_size(trainer)
         align_logged_step(trainer)
+
+    def _refuse_another_size(self, trainer: Trainer) -> None:
+        expected = self.handed_out(trainer)
+        found = Progress.of(trainer).pending_samples // data_parallel_size(trainer)
+        too_small = found < expected and not trainer.is_last_batch and (self.strict or not self._has_checked)
+        if found > expected or too_small:
+            raise MisconfigurationException(
+                f"batch of {found} samples: `{type(self).__name__}` expects {expected} per rank here"
+                f" (micro_batch={self.micro_batch}); let the loader hand out those."
+            )
+        self._has_checked = True
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._opened_at = -1  # the epoch before may have been cut short within a window
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         held = self._held(trainer)
@@ -126,7 +169,7 @@ class AccumulationWindows(StabilityCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.accumulate_grad_batches, Window):
             trainer.accumulate_grad_batches = 1
-        self._opened_at = -1
+        self._opened_at, self._has_checked = -1, False
 
 
 def scale_gradients(optimizer: Any, factor: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from .accumulation import AccumulationWindows
+from .accumulation import AccumulationWindows, Window
 from .base import MisconfigurationException, is_logging_step, rank_zero_info
 from .batch_schedule import BatchSchedule, Ramp, build_schedule
 from .learning_rate import EffectiveLR
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 _EXPONENTS = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+
+
+class RampWindow(Window):
+    """The window before the run has begun: no number of batches makes a step all the way."""
+
+    def __rtruediv__(self, batches: float) -> float:
+        raise MisconfigurationException(
+            "`trainer.estimated_stepping_batches`: under `BatchSizeWarmup` the batches per step change; take the"
+            " horizon of a schedule from its `steps_in(samples)`."
+        )
 
 
 class BatchSizeWarmup(AccumulationWindows):
@@ -38,6 +48,7 @@ class BatchSizeWarmup(AccumulationWindows):
 
     Steps, samples and tokens of a schedule, of validation and of checkpoints agree with the ramp, since ``Progress``
     counts all three; ``samples_before(step)`` and ``steps_in(samples)`` convert a horizon.
+    ``trainer.estimated_stepping_batches`` cannot, and says so.
 
     What is not here: windows weighted by token counts. The weight of a micro-batch would depend on those behind it in
     the window, on all ranks, and its loss is back-propagated before they are known; only the module's loss could.
@@ -60,7 +71,7 @@ class BatchSizeWarmup(AccumulationWindows):
         MisconfigurationException: when the ramp cannot be read or does not end at ``global_batch``, when a size is
             given nowhere or differs from the data module's, when a stage still to come is no multiple of what all
             ranks take at once (the nearest legal sizes are named), when the loader hands out other micro-batches,
-            beside ``AccumulationWindows``, or with ``Trainer(accumulate_grad_batches=...)``.
+            beside ``AccumulationWindows``, and as that class says.
 
     Example::
 
@@ -71,6 +82,8 @@ class BatchSizeWarmup(AccumulationWindows):
     Source: GPT-3 (Brown et al. 2020, arXiv:2005.14165, section 2.3 and appendix B), Megatron-LM, BLOOM, BloombergGPT
     (Wu et al. 2023, arXiv:2303.17564).
     """
+
+    strict = True
 
     def __init__(
         self,
@@ -107,9 +120,10 @@ class BatchSizeWarmup(AccumulationWindows):
             found[name] = given if given is not None else theirs
         if found["global_batch"] is None or found["micro_batch"] is None:
             lacking = "global_batch" if found["global_batch"] is None else "micro_batch"
+            where = "there is no data module" if data is None else f"the data module has no attribute {lacking}"
             raise MisconfigurationException(
-                f"`BatchSizeWarmup({lacking}=None)`: the data module has no attribute {lacking} to take"
-                " it from; give it."
+                f"`BatchSizeWarmup({lacking}=None)`: {where} to take it from; write"
+                f" `BatchSizeWarmup({self.ramp!r}, {lacking}=...)`."
             )
         self.tokens_per_sample = found["tokens_per_sample"]
         self._lay_out(found["global_batch"], found["micro_batch"])
@@ -198,6 +212,12 @@ class BatchSizeWarmup(AccumulationWindows):
         batch, micro_batch = self.window_at(Progress.of(trainer).samples, ranks)
         return batch // (micro_batch * ranks)
 
+    def handed_out(self, trainer: Trainer) -> int:
+        return self.window_at(Progress.of(trainer).samples, data_parallel_size(trainer))[1]
+
+    def _first_window(self, trainer: Trainer) -> Window:
+        return super()._first_window(trainer) if self.action == "log" else RampWindow(1)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not before: what a resumed run has left behind may be illegal on the ranks it has now.
         consumed = Progress.of(trainer).samples
@@ -207,20 +227,6 @@ class BatchSizeWarmup(AccumulationWindows):
         stages = self._laid_out.reached(consumed)
         following = f", then {stages[1].batch} from {stages[1].mark:,} samples on" if len(stages) > 1 else ""
         rank_zero_info(f"batch size: {stages[0].batch}{following}{' (log only)' if self.action == 'log' else ''}")
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        progress = Progress.of(trainer)
-        opens = progress.steps != self._opened_at
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        ranks = data_parallel_size(trainer)
-        expected = self.window_at(progress.samples, ranks)[1] * ranks
-        handed = progress.pending_samples
-        if opens and handed != expected and not (handed < expected and trainer.is_last_batch):
-            raise MisconfigurationException(
-                f"batch of {handed // ranks} samples: `BatchSizeWarmup` expects {expected // ranks} per rank here"
-                f" (micro_batch={self.micro_batch}, fit_micro_batch={self.fit_micro_batch}); let the"
-                " loader hand out those."
-            )
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         super().on_before_optimizer_step(trainer, pl_module, optimizer)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from .base import rank_zero_warn
+from .private_names import unscales_in_step
 from .progress import Progress
 from .shards import local
+from .step_hooks import require_step_hooks
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -23,8 +25,11 @@ KEPT, KEPT_DIVISOR = "stability_found_inf", "stability_divisor"
 
 
 def is_fused(optimizer: Any) -> bool:
-    """True if every group of the optimizer takes ``found_inf`` and ``grad_scale``."""
-    return all(group.get("fused") for group in optimizer.param_groups)
+    """True if the optimizer's own step reads ``found_inf`` and ``grad_scale``.
+
+    Not by its groups alone: a wrapper around a fused optimizer shares these, and the one inside looks at itself.
+    """
+    return unscales_in_step(optimizer) and all(group.get("fused") for group in optimizer.param_groups)
 
 
 def skip_step(trainer: Trainer, optimizer: Any, skip: Tensor) -> None:
@@ -99,6 +104,7 @@ def hook_steps(trainer: Trainer, optimizer: Any) -> Any:
     Returns:
         The handle that removes the hook.
     """
+    require_step_hooks(optimizer)
     if has_scaler(trainer):
         return optimizer.register_step_pre_hook(lambda opt, args, kwargs: _merge(opt))
     return optimizer.register_step_post_hook(lambda opt, args, kwargs: clear(opt))
@@ -115,7 +121,12 @@ def _merge(optimizer: Any) -> None:
 
 def tell_of_sync(optimizer: Any, who: str) -> None:
     """Say in one line that skipping waits for the device where the optimizer is not fused, and how to avoid it."""
-    remedy = "give it fused=True" if "fused" in optimizer.defaults else "take one with a fused kernel, such as AdamW,"
+    if any(group.get("fused") for group in optimizer.param_groups):
+        remedy = "return the fused one inside it from configure_optimizers"
+    elif "fused" in optimizer.defaults:
+        remedy = "give it fused=True"
+    else:
+        remedy = "take one with a fused kernel, such as AdamW,"
     rank_zero_warn(
         f"{who}: {type(optimizer).__name__} is not fused, so every step waits for the device once to learn whether it"
         f" is skipped; {remedy} to avoid it."

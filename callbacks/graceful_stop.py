@@ -16,6 +16,7 @@ from .private_names import (
     restore_signal_registration,
     restore_sigterm_broadcast,
     silence_sigterm_broadcast,
+    window_is_open,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ class GracefulStop(StabilityCallback):
         self._previous: dict[int, Any] = {}
         self._overridden: list[tuple[Any, str, Any]] = []  # (owner, attribute, what it was)
         self._group: Any = None
-        self._steps = 0
         self._process = 0
         self._training = False
 
@@ -77,7 +77,6 @@ class GracefulStop(StabilityCallback):
                 self._previous[number] = signal.signal(number, self._on_signal)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._steps = trainer.global_step
         self._training = True
         silence_sigterm_broadcast(trainer)
 
@@ -98,16 +97,15 @@ class GracefulStop(StabilityCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step == self._steps:  # not at a step boundary
+        if window_is_open(trainer):  # not at a step boundary
             return
-        self._steps = trainer.global_step
         received = self._agreed()
         if not received or self.signal:
             return
         self.signal = received
         name = signal.Signals(received).name
-        rank_zero_info(f"{name} received: writing a checkpoint after step {self._steps}, then stopping.")
-        self._save(trainer, self._steps)
+        rank_zero_info(f"{name} received: writing a checkpoint after step {trainer.global_step}, then stopping.")
+        self._save(trainer, trainer.global_step)
         self._stop_now(trainer)
 
     def _stop_now(self, trainer: Trainer) -> None:

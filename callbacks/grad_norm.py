@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from .base import StabilityCallback, find_or_install, is_logging_step
 from .private_names import fsdp1_shards, loss_scale, unscales_in_step
+from .progress import Progress
 from .shards import OverShards, fsdp1_model, shard_groups, summed_piece
+from .step_hooks import refuse_engine
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -114,7 +116,8 @@ class GradNorm(StabilityCallback):
 
     Other callbacks call ``GradNorm.of(trainer).value`` in ``on_before_optimizer_step``; it installs itself.
 
-    Logged: ``stability/grad_norm`` (L2 over all parameters, before clipping, at logging steps).
+    Logged: ``stability/grad_norm`` (L2 over all parameters of the optimizer, before clipping, at logging steps; of
+    several optimizers that of the one that stepped last).
 
     Attributes:
         value: 0-d fp32 tensor on the device, the same on all ranks; ``None`` before the first step.
@@ -136,7 +139,15 @@ class GradNorm(StabilityCallback):
     @staticmethod
     def of(trainer: Trainer) -> GradNorm:
         """The trainer's norm callback, installed if it has none yet."""
+        refuse_engine(trainer, "GradNorm")
         return find_or_install(trainer, GradNorm)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            refuse_engine(trainer, "GradNorm")
+            if not pl_module.automatic_optimization:
+                Progress.of(trainer)  # it notices steps that this callback would not hear of
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fsdp1 = fsdp1_model(trainer)

@@ -13,6 +13,7 @@ from .optimizer_state import initialise_state, zero_state
 from .progress import Progress
 from .rounding import warn_of_rounding
 from .shards import has_flat_parameters, has_fsdp1
+from .step_hooks import refuse_engine
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -238,6 +239,7 @@ def _listed(names: list[str]) -> str:
 
 def refuse_what_cannot_freeze_parts(trainer: Trainer) -> None:
     """Raise under an FSDP1 whose flat parameters mix frozen and free ones, or with a scaler that needs gradients."""
+    refuse_engine(trainer, "LayerNormFreeze")
     if has_flat_parameters(trainer):
         raise MisconfigurationException(
             "`FSDPStrategy(use_orig_params=False)`: its flat parameters hold frozen and trained ones together, so"

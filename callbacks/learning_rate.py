@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .base import MisconfigurationException, StabilityCallback, find_or_install, was_logging_step
 from .progress import Mark, Progress
+from .step_hooks import refuse_engine, require_step_hooks
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -36,7 +37,7 @@ class EffectiveLR(StabilityCallback):
 
     It installs itself: ``EffectiveLR.of(trainer)``.
 
-    Logged at logging steps: ``stability/lr`` (of the first group, as the step used it, read back from the optimizer)
+    Logged at logging steps: ``stability/lr`` (of the first group that stepped, as it was used, read back from it)
     and ``stability/lr_factor`` (that divided by the scheduler's).
 
     Attributes:
@@ -44,7 +45,8 @@ class EffectiveLR(StabilityCallback):
         used: Likewise the value that the last step used.
 
     Raises:
-        MisconfigurationException: when something else changes within the step what was modified for it.
+        MisconfigurationException: when something else changes within the step what was modified for it, under
+            DeepSpeed, and for an optimizer without step hooks.
 
     Example::
 
@@ -64,6 +66,7 @@ class EffectiveLR(StabilityCallback):
     @staticmethod
     def of(trainer: Trainer) -> EffectiveLR:
         """The trainer's instance, installed if it has none yet."""
+        refuse_engine(trainer, "EffectiveLR")
         effective = find_or_install(trainer, EffectiveLR)
         Progress.of(trainer)  # the setup of one installed late is not called, and the counters must be restored
         return effective
@@ -101,13 +104,14 @@ class EffectiveLR(StabilityCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            Progress.of(trainer)
+            EffectiveLR.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release()
         self.own, self.used = {}, {}
         progress, first = Progress.of(trainer), 0
         for optimizer in trainer.optimizers:
+            require_step_hooks(optimizer)
             self._handles.append(optimizer.register_step_pre_hook(self._pre_hook(progress, first)))
             self._handles.append(optimizer.register_step_post_hook(self._post_hook))
             first += len(optimizer.param_groups)

@@ -146,6 +146,11 @@ class LROverride(StabilityCallback):
             float(group.get("max_lr", group.get("initial_lr", lr)))
             for group, lr in zip(groups(trainer), fallback, strict=True)
         ]
+        if self.change.changes_the_rate and not self._bases:
+            raise MisconfigurationException(
+                "`LROverride`: configure_optimizers returned no optimizer, so there is no rate to change; leave the"
+                " callback away."
+            )
         if self.change.changes_the_rate and max(self._bases) <= 0:
             raise MisconfigurationException(
                 f"`LROverride`: the optimizer's own rates are {self._bases}, which no override can keep the ratios of;"
@@ -184,7 +189,7 @@ class LROverride(StabilityCallback):
         if not effective.used:  # no step in this batch
             return
         if was_logging_step(trainer):
-            pl_module.log("stability/override_lr", self._asked[0])
+            pl_module.log("stability/override_lr", self._asked[min(self._asked)])  # of several optimizers one may wait
         if self.is_active(mark) and not self._announced:
             self._announced = True
             self._announce(effective, mark)

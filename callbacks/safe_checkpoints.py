@@ -70,6 +70,7 @@ class SafeCheckpoints(StabilityCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        refuse_asynchronous_saves(trainer)
         if self._strategy is trainer.strategy:  # the fit before ended with an exception, so without a teardown
             return
         # On the instance: the one place to act just before a load, and around a save, whatever the strategy.
@@ -226,6 +227,16 @@ class SafeCheckpoints(StabilityCallback):
                     " so its state was not restored; make sure the optimizer and its parameter groups are those that"
                     " wrote the checkpoint."
                 )
+
+
+def refuse_asynchronous_saves(trainer: Trainer) -> None:
+    """Raise where a plugin returns from a save before the file is there: nothing can be checked or renamed then."""
+    kinds = {kind.__name__ for kind in type(trainer.strategy.checkpoint_io).__mro__}  # one class in each namespace
+    if "AsyncCheckpointIO" in kinds:
+        raise MisconfigurationException(
+            "`AsyncCheckpointIO`: goes on before a checkpoint is on disk, so `SafeCheckpoints` could neither check nor"
+            " rename it; delete the plugin, or the callback."
+        )
 
 
 def _compare_with_model(trainer: Trainer, path: Path, weights_only: bool) -> None:

@@ -37,8 +37,14 @@ class ScheduleHold:
 
 
 def refuse_rare_schedulers(trainer: Trainer, who: str) -> None:
-    """Raise when a scheduler steps every n-th optimizer step only: one step cannot be taken off it."""
-    for config in trainer.lr_scheduler_configs:
+    """Raise when a scheduler steps every n-th optimizer step, or all of them by epochs: no step can be taken off."""
+    configs = trainer.lr_scheduler_configs
+    if configs and all(config.interval != "step" for config in configs):
+        raise MisconfigurationException(
+            f"lr_scheduler interval={configs[0].interval!r}: `{who}` takes single optimizer steps off the schedule, and"
+            " none of the schedulers counts these; set interval to 'step', or write schedule_on_skip='advance'."
+        )
+    for config in configs:
         if config.interval == "step" and config.frequency != 1:
             raise MisconfigurationException(
                 f"lr_scheduler frequency={config.frequency}: `{who}` takes single optimizer steps off the schedule; set"

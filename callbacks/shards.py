@@ -33,7 +33,11 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def summed_piece(gradient: Tensor) -> Tensor:
-    """This rank's piece of a gradient, with the sums that ranks still owe each other; those make a copy."""
+    """This rank's piece of a gradient to be measured, with the sums that ranks still owe each other; maybe a copy."""
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()  # of an embedding: rows that occur twice are added up
+    if gradient.dtype == torch.float64:
+        gradient = gradient.float()  # torch refuses to narrow within a norm
     if isinstance(gradient, DTensor) and any(p.is_partial() for p in gradient.placements):
         gradient = gradient.redistribute(placements=[Replicate() if p.is_partial() else p for p in gradient.placements])
     return local(gradient)

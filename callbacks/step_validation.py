@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from .base import MisconfigurationException, StabilityCallback
+from .base import MisconfigurationException, StabilityCallback, rank_zero_warn
 from .private_names import window_is_open
+from .progress import Progress
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -15,9 +16,10 @@ class ValidateEverySteps(StabilityCallback):
     """Validate after every ``every``-th optimizer step and after the last one.
 
     Lightning counts micro-batches, so a batch-size ramp would change when it validates, and a resume in mid-window
-    would shift it. This is a function of the optimizer step alone. Give the Trainer
-    ``check_val_every_n_epoch=None`` (Lightning then looks at every micro-batch). A run that is told to stop by
-    ``trainer.should_stop`` validates first, as Lightning has it; ``GracefulStop`` does without. Nothing is logged.
+    would shift it. This is a function of the optimizer step alone; several optimizers that step on one batch take one
+    step together. Give the Trainer ``check_val_every_n_epoch=None`` (Lightning then looks at every micro-batch). A run
+    that is told to stop by ``trainer.should_stop`` validates first, as Lightning has it; ``GracefulStop`` does without.
+    Where there is nothing to validate with, that is said; ``fast_dev_run`` validates as it does. Nothing is logged.
 
     Args:
         every: Optimizer steps between validations, >= 1.
@@ -40,13 +42,23 @@ class ValidateEverySteps(StabilityCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and trainer.check_val_every_n_epoch is not None:
+        if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        Progress.of(trainer)
+        if trainer.check_val_every_n_epoch is not None:
             raise MisconfigurationException(
                 f"`Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch})`: `ValidateEverySteps` counts"
                 " optimizer steps; set check_val_every_n_epoch to None (YAML: null)."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if not trainer.enable_validation and trainer.limit_val_batches:
+            rank_zero_warn(
+                f"`ValidateEverySteps(every={self.every})`: there is nothing to validate with; give trainer.fit"
+                " `val_dataloaders` and the LightningModule a `validation_step`."
+            )
         if trainer.enable_validation:
             self._trainers_own = trainer.val_check_batch
             trainer.val_check_batch = StepCheck(self.every, trainer)
@@ -71,5 +83,5 @@ class StepCheck(int):
         trainer = self.trainer
         if window_is_open(trainer):
             return 1
-        last = trainer.global_step == trainer.max_steps
-        return 0 if last else trainer.global_step % int(self)
+        last = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+        return 0 if last else Progress.of(trainer).steps % int(self)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from hosts import Host, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import CSVLogger
 from tiny_fit import (
@@ -21,7 +22,7 @@ from tiny_fit import (
 )
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_stable.callbacks import AccumulationWindows, Progress
+from lit_stable.callbacks import AccumulationWindows, BatchSizeWarmup, Progress
 from lit_stable.callbacks.accumulation import Window
 
 
@@ -217,3 +218,28 @@ def test_the_trainers_own_accumulation_is_refused_also_after_a_validation() -> N
     trainer.validate(TinyModule(), TinyData(validation_batches=1), verbose=False)
     with pytest.raises(MisconfigurationException, match=r"`Trainer\(accumulate_grad_batches=4\)`: .*; delete it"):
         trainer.fit(TinyModule(), TinyData())
+
+
+class Estimates(Host):
+    """Makes its schedule as long as Lightning says that the run is."""
+
+    def configure_optimizers(self) -> Any:
+        self.estimate = self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize("options", [{"max_epochs": 4}, {"max_epochs": 4, "max_steps": 5}, {"max_steps": 7}], ids=str)
+def test_lightnings_estimate_of_the_steps_is_the_number_of_windows(options: dict[str, int]) -> None:
+    trainer = quiet_trainer(AccumulationWindows(8, 4), **{"max_steps": -1, **options})
+    trainer.fit(module := Estimates(), loader())  # epochs of three batches: two windows
+    assert module.estimate == trainer.global_step == options.get("max_steps", 8)
+
+
+def test_where_the_batch_grows_the_estimate_is_refused() -> None:
+    trainer = quiet_trainer(ramp := BatchSizeWarmup("4 for 2 steps then 8", 8, 4), max_steps=-1, max_epochs=2)
+    with pytest.raises(
+        MisconfigurationException, match=r"`trainer\.estimated_stepping_batches`: .* `steps_in\(samples"
+    ):
+        trainer.fit(Estimates(), loader())
+    assert ramp.steps_in(20) == 3
+    assert trainer.accumulate_grad_batches == 1

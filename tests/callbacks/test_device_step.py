@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from hosts import Wrapper
 from lightning.pytorch.plugins import MixedPrecision
 from tiny_fit import TinyModule, adamw, assert_same_bits, quiet_trainer
 from torch import nn
@@ -16,6 +17,7 @@ from lit_stable.callbacks.device_step import (
     hook_steps,
     is_fused,
     skip_step,
+    tell_of_sync,
 )
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
@@ -34,6 +36,19 @@ def test_fused_means_every_group() -> None:
     assert is_fused(torch.optim.AdamW(groups, fused=True))
     assert not is_fused(torch.optim.AdamW([*groups[:1], {"params": [nn.Parameter(torch.zeros(1))], "fused": False}]))
     assert not is_fused(torch.optim.RMSprop([nn.Parameter(torch.zeros(1))]))
+
+
+def test_a_wrapper_around_a_fused_optimizer_is_not_fused_and_one_is_told_what_to_do(recwarn: Any) -> None:
+    wrapped = Wrapper(torch.optim.AdamW([nn.Parameter(torch.zeros(1))], fused=True))
+    assert all(group["fused"] for group in wrapped.param_groups)
+    assert not is_fused(wrapped)
+    for optimizer, remedy in (
+        (wrapped, "return the fused one inside it from configure_optimizers"),
+        (torch.optim.AdamW([nn.Parameter(torch.zeros(1))]), "give it fused=True"),
+        (torch.optim.RMSprop([nn.Parameter(torch.zeros(1))]), "take one with a fused kernel"),
+    ):
+        tell_of_sync(optimizer, "GradSpikeSkip")
+        assert remedy in str(recwarn.pop().message)
 
 
 @both_kernels

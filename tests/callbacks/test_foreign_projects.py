@@ -1,21 +1,41 @@
-"""The callbacks in other people's projects: copied under another name, and under ``import pytorch_lightning``."""
+"""The callbacks in other people's projects: copied under another name, under ``import pytorch_lightning``, and gone."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import bare_project
+import pytest
+from bare_project import STEPS
+from tiny_fit import Watch
+
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    GracefulStop,
+    GradClip,
+    GradSpikeSkip,
+    LayerNormFreeze,
+    LROverride,
+    OptimizerReset,
+    SafeCheckpoints,
+    StepSeed,
+)
 
 ROOT = Path(__file__).parents[2]
 
 # Everything a project does with them, in the namespace NAMESPACE and with the package PACKAGE. It saves in the middle
-# of a window, is interrupted by a bad gradient and by a signal, and resumes bit for bit.
+# of a window, is interrupted by a bad gradient and by a signal, resumes bit for bit, and takes them from YAML too.
 PROJECT = """
 import math, os, signal, sys
 import torch
 import NAMESPACE as L
+from NAMESPACE.cli import LightningCLI
 from PACKAGE import (
     AccumulationWindows, EightBitAdam, GracefulStop, GradClip, GradNorm, Progress, SafeCheckpoints, StepSeed,
     ValidateEverySteps,
@@ -77,15 +97,48 @@ stopped, trainer, stop = fit(stop=True)
 assert (trainer.global_step, stop.signal) == (5, signal.SIGTERM)
 resumed, _, _ = fit(resume=os.path.join(sys.argv[1], "stopped-step=5.ckpt"))
 assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))
-print("RAN", *sorted({m.split(".")[0] for m in sys.modules} & {"lit_stable", "lightning", "pytorch_lightning"}))
+
+arguments = ["fit", "--config", "project.yaml"]
+cli = LightningCLI(Module, Data, args=arguments, save_config_callback=None, seed_everything_default=False)
+assert Progress.of(cli.trainer).skipped == 1
+assert "stability/clip_frac" in cli.trainer.callback_metrics
+assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), cli.model.parameters()))
+imported = {name.split(".")[0] for name, module in sys.modules.items() if module is not None}
+print("RAN", *sorted(imported & {"lit_stable", "lightning", "pytorch_lightning"}))
 """
 
-WITHOUT_LIGHTNING = "import sys\nsys.modules['lightning'] = None\n"
+YAML = """
+trainer:
+  accelerator: cpu
+  devices: 1
+  max_steps: 6
+  max_epochs: -1
+  log_every_n_steps: 1
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  check_val_every_n_epoch: null
+  num_sanity_val_steps: 0
+  limit_train_batches: 30
+  callbacks:
+    - class_path: PACKAGE.GradClip
+      init_args: {max_norm: 0.5}
+    - class_path: PACKAGE.AccumulationWindows
+      init_args: {global_batch: 4, micro_batch: 2}
+    - class_path: PACKAGE.ValidateEverySteps
+      init_args: {every: 2}
+    - class_path: PACKAGE.StepSeed
+      init_args: {seed: 1}
+"""
+
+WITHOUT = "import sys\nsys.modules[{!r}] = None\n"
 
 
 def run_project(folder: Path, namespace: str, package: str, path: Path, first: str = "") -> str:
     code = first + PROJECT.replace("NAMESPACE", namespace).replace("PACKAGE", package)
     (folder / "project.py").write_text(code)
+    (folder / "project.yaml").write_text(YAML.replace("PACKAGE", package))
     (folder / "runs").mkdir()
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "project.py", "runs"],
@@ -99,9 +152,15 @@ def run_project(folder: Path, namespace: str, package: str, path: Path, first: s
     return next(line for line in done.stdout.splitlines() if line.startswith("RAN"))
 
 
+def copy_of_the_callbacks(folder: Path) -> Path:
+    """Copied as a user would, under another name."""
+    shutil.copytree(ROOT / "callbacks", folder / "stability", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
 def test_a_copy_of_the_folder_under_another_name_works_without_this_package(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "callbacks", tmp_path / "my_callbacks", ignore=shutil.ignore_patterns("__pycache__"))
-    said = run_project(tmp_path, "lightning.pytorch", "my_callbacks", tmp_path)
+    folder = copy_of_the_callbacks(tmp_path)
+    said = run_project(tmp_path, "lightning.pytorch", "stability", folder, first=WITHOUT.format("lit_stable"))
     assert said == "RAN lightning"
 
 
@@ -111,6 +170,36 @@ def test_they_work_in_a_trainer_of_the_other_namespace(tmp_path: Path) -> None:
 
 
 def test_they_work_where_only_the_stand_alone_packages_are_installed(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "callbacks", tmp_path / "my_callbacks", ignore=shutil.ignore_patterns("__pycache__"))
-    said = run_project(tmp_path, "pytorch_lightning", "my_callbacks", tmp_path, first=WITHOUT_LIGHTNING)
-    assert "pytorch_lightning" in said
+    folder = copy_of_the_callbacks(tmp_path)
+    said = run_project(tmp_path, "pytorch_lightning", "stability", folder, first=WITHOUT.format("lightning"))
+    assert said == "RAN pytorch_lightning"
+
+
+def checkpoint_with_them(sharded: bool, path: Path) -> Any:
+    """What a run of STEPS comes to that saves in the middle; the callbacks act, but for clipping, before that alone."""
+
+    def save(trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == STEPS // 2:
+            trainer.save_checkpoint(path)
+
+    stability = [
+        *(GradSpikeSkip(), GradClip(1e9), AccumulationWindows(2, 2), SafeCheckpoints(), GracefulStop(), StepSeed(1)),
+        *(LayerNormFreeze([{"stop": 2}]), LROverride(factor=1.0), OptimizerReset(start=1, hold_steps=1)),
+    ]
+    return bare_project.train(sharded, STEPS, [Watch("on_train_batch_end", save), *stability])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_of_theirs_goes_on_where_this_package_cannot_be_imported(tmp_path: Path) -> None:
+    paths = [tmp_path / "whole.ckpt", tmp_path / "sharded.ckpt"]
+    straight = [checkpoint_with_them(sharded, path) for sharded, path in zip((False, True), paths, strict=True)]
+    assert paths[0].is_file()
+    assert paths[1].is_dir()
+    command = [sys.executable, bare_project.__file__, str(tmp_path / "results.json"), *map(str, paths)]
+    launched_as = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")  # of the sharded run here
+    env = {name: value for name, value in os.environ.items() if name not in launched_as}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = json.loads((tmp_path / "results.json").read_text())
+    for trainer, result in zip(straight, results, strict=True):
+        assert result == {"steps": STEPS, "weights": bare_project.weights(trainer)}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from hosts import Manual, loader
 from tiny_fit import TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot, train_more
 
 from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress
@@ -213,3 +214,15 @@ def test_a_process_can_exit_with_128_plus_the_signal(number: int, tmp_path: Path
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path), str(int(number))], env=environment, check=False)
     assert done.returncode == 128 + number
     assert os.listdir(tmp_path) == ["stopped-step=3.ckpt"]
+
+
+def test_a_run_whose_steps_lightning_does_not_count_stops_after_the_batch(tmp_path: Path) -> None:
+    def interrupt(trainer: Any, *rest: Any) -> None:
+        if rest[-1] == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = GracefulStop()
+    trainer = quiet_trainer(stop, Watch("on_train_batch_start", interrupt), default_root_dir=tmp_path, max_epochs=3)
+    trainer.fit(Manual(raw=True), loader())
+    assert (trainer.fit_loop.total_batch_idx, stop.signal) == (1, signal.SIGTERM)
+    assert os.listdir(tmp_path) == ["stopped-step=0.ckpt"]

@@ -119,3 +119,13 @@ def test_nothing_is_kept_after_the_fit() -> None:
     trainer = quiet_trainer(GradNorm(), max_steps=1)
     trainer.fit(TinyModule(), TinyData())
     assert GradNorm.of(trainer).value is None
+
+
+def test_double_gradients_are_measured_in_fp32_and_sparse_ones_by_their_rows() -> None:
+    double = parameter([3.0, 4.0], torch.float64)
+    sparse = nn.Parameter(torch.zeros(3, 2))
+    rows = torch.tensor([[1, 1]])  # a row that occurs twice is one gradient, the sum
+    sparse.grad = torch.sparse_coo_tensor(rows, torch.tensor([[4.0, 0.0], [8.0, 0.0]]), (3, 2))
+    assert global_grad_norm([double]).dtype == torch.float32
+    assert global_grad_norm([double, sparse]).item() == 13.0
+    assert global_grad_norm([double, sparse], norm_type="inf").item() == 12.0

@@ -9,6 +9,7 @@ import torch
 from full_disk import files_of_at_most
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot
 from tiny_gpt_run import whole_weights
 from torch.distributed.fsdp import fully_shard
@@ -213,6 +214,12 @@ def test_an_evaluation_of_a_checkpoint_leaves_no_trace_in_the_fit_that_follows(t
     trainer.validate(module, TinyData(validation_batches=1), ckpt_path=path, verbose=False)
     trainer.fit(module, TinyData())
     assert Progress.of(trainer).steps == 2
+
+
+def test_a_plugin_that_saves_in_the_background_is_refused() -> None:
+    trainer = quiet_trainer(SafeCheckpoints(), plugins=[AsyncCheckpointIO()])
+    with pytest.raises(MisconfigurationException, match=r"`AsyncCheckpointIO`: .*; delete the plugin, or the callback"):
+        trainer.fit(TinyModule(), TinyData())
 
 
 # -- another model, or another order of its parameters ---------------------------------------------------------------

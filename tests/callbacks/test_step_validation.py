@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hosts import Gan, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer, train_more
 
-from lit_stable.callbacks import AccumulationWindows, GracefulStop, ValidateEverySteps
+from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress, ValidateEverySteps
 
 
 def validated_after(
@@ -79,3 +80,31 @@ def test_an_interval_below_one_is_refused() -> None:
 def test_a_trainer_that_validates_by_epochs_is_refused() -> None:
     with pytest.raises(MisconfigurationException, match=r"`Trainer\(check_val_every_n_epoch=1\)`: .* to None"):
         quiet_trainer(ValidateEverySteps(3)).fit(TinyModule(), TinyData())
+
+
+def test_optimizers_that_step_on_one_batch_take_one_step_together() -> None:
+    class Watched(Gan):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 0:
+                seen.append(Progress.of(self.trainer).steps)
+
+    seen: list[int] = []
+    trainer = quiet_trainer(ValidateEverySteps(2), max_steps=-1, max_epochs=2, check_val_every_n_epoch=None)
+    trainer.fit(Watched(), loader(), loader())
+    assert seen == [2, 4, 6]
+
+
+def test_nothing_to_validate_with_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("lit_stable.callbacks.step_validation.rank_zero_warn", said.append)
+    for limit in (0, 1.0):
+        options = {"limit_val_batches": limit, "check_val_every_n_epoch": None}
+        quiet_trainer(ValidateEverySteps(2), max_steps=1, **options).fit(TinyModule(), loader())
+    assert len(said) == 1
+    assert "nothing to validate with; give trainer.fit `val_dataloaders`" in said[0]
+
+
+def test_a_fast_dev_run_validates_as_it_does() -> None:
+    trainer = quiet_trainer(ValidateEverySteps(3), fast_dev_run=True, check_val_every_n_epoch=None)
+    trainer.fit(module := TinyModule(), TinyData(validation_batches=1))
+    assert module.validated_after == [1]

@@ -1,0 +1,217 @@
+"""Measure what the callbacks cost: each alone, and all that a run has by default together. A script; it is no test.
+
+Each variant is a Trainer of its own around one and the same model, and is compared with one that has nothing of ours
+but the counters that the model's schedule reads. Variants take turns, round after round, forwards and backwards. A turn
+trains some steps that do not count, then those that do, between two waits for the device. "nothing, again" shows how
+far two equal runs lie apart.
+
+Two tables. In the first a step is one micro-batch, the dearest case: what is paid per step is paid for every
+micro-batch. In the second a step is the recipe's own, 16 micro-batches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    GracefulStop,
+    GradClip,
+    GradNorm,
+    GradSpikeSkip,
+    LayerNormFreeze,
+    LROverride,
+    Progress,
+    SafeCheckpoints,
+    SequenceLengthWarmup,
+    StepSeed,
+    UpdateClip,
+    ValidateEverySteps,
+)
+from lit_stable.cli.command import Command
+from lit_stable.cli.main import LitStableCLI
+from lit_stable.cli.recipe import expand_arguments
+from lit_stable.run.report import Report
+from lit_stable.strategies import fsdp1, fsdp2
+
+NEVER = 1_000_000
+NOTHING, AGAIN, ALL = "nothing", "nothing, again", "all that a run has by default"
+SIZES: dict[str, dict[str, Any]] = {
+    "124m": {},
+    "tiny": {
+        **{"model.gpt.n_layer": 2, "model.gpt.n_head": 2, "model.gpt.d_model": 64, "model.gpt.max_length": 64},
+        **{"model.gpt.vocab_size": 320, "model.compile": "off", "trainer.precision": "32-true"},
+        **{"data.sequence_length": 64, "data.micro_batch": 2, "data.global_batch": 32},
+    },
+}
+# Callbacks that do their work at every step, with arguments with which that work is the same as without them.
+ALONE: dict[str, Callable[[Any], Callback]] = {
+    "StepSeed": lambda data: StepSeed(),
+    "AccumulationWindows": lambda data: AccumulationWindows(data.global_batch, data.micro_batch),
+    "GradNorm": lambda data: GradNorm(),
+    "ValidateEverySteps": lambda data: ValidateEverySteps(NEVER),
+    "SafeCheckpoints": lambda data: SafeCheckpoints(),
+    "GracefulStop": lambda data: GracefulStop(),
+    "Report": lambda data: Report(""),
+    "GradClip": lambda data: GradClip(1.0),
+    "GradSpikeSkip": lambda data: GradSpikeSkip(),
+    "UpdateClip": lambda data: UpdateClip(1e9),
+    "LROverride": lambda data: LROverride(factor=1.0, weight_decay=0.1),
+    "LayerNormFreeze": lambda data: LayerNormFreeze([{"start": 0}], action="log"),
+    "SequenceLengthWarmup": lambda data: SequenceLengthWarmup(f"{data.sequence_length} for 1 steps"),
+}
+
+
+class Built(LitStableCLI):
+    """Everything that `lit-stable fit` builds, and nothing run."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
+def build(size: str, root: str, **options: Any) -> Built:
+    """The 124M recipe with its clipping, with GradSpikeSkip, and with nothing that would end or interrupt a run."""
+    settled = {
+        **{"run.root": root, "data.tokenizer": "bytes", "data.num_workers": 0, "trainer.devices": 1},
+        **{"checkpoints.first_step": "null", "checkpoints.every_steps": NEVER, "validate_every": NEVER},
+        **{"trainer.num_sanity_val_steps": 0, "trainer.max_steps": NEVER},
+        **SIZES[size],
+        **options,
+    }
+    typed = ["--config", "gpt2_124m", "--config", "stability/grad_spike_skip"]
+    typed += [word for key, value in settled.items() for word in (f"--{key}", str(value))]
+    expanded, layers = expand_arguments(typed)
+    return Built(Command("fit", typed, expanded, layers))
+
+
+class Stopwatch(Callback):
+    """Times some steps behind some that do not count, and ends the fit after them. Stands last in the list."""
+
+    def __init__(self, uncounted: int, counted: int) -> None:
+        self.uncounted, self.counted = uncounted, counted
+        self.seconds = 0.0  # per step
+        self._first = self._seen = 0
+        self._since = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._first = self._seen = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.global_step == self._seen:  # in mid-window
+            return
+        self._seen = trainer.global_step
+        if self._seen == self._first + self.uncounted:
+            self._since = now()
+        elif self._seen == self._first + self.uncounted + self.counted:
+            self.seconds = (now() - self._since) / self.counted
+            trainer.should_stop = True
+            trainer.limit_val_batches = 0  # or Lightning validates before it stops
+
+
+def now() -> float:
+    """The time when all that was queued is done."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+class Variant:
+    """A Trainer that trains a few steps whenever it is its turn."""
+
+    def __init__(self, trainer: Trainer, module: Any, data: Any, stopwatch: Stopwatch) -> None:
+        self.trainer, self.module, self.data, self.stopwatch = trainer, module, data, stopwatch
+        self._validates = trainer.limit_val_batches
+        trainer.strategy.teardown = lambda: None  # it would move the model to the host after every turn
+
+    def turn(self) -> float:
+        """Seconds per step."""
+        self.trainer.should_stop = False
+        self.trainer.limit_val_batches = self._validates
+        self.trainer.fit(self.module, datamodule=self.data)
+        return self.stopwatch.seconds
+
+
+def variants(cli: Built, module: Any, alone: bool, uncounted: int, counted: int) -> dict[str, Variant]:
+    """By name: nothing, what each costs if so asked, nothing again, and all."""
+    data = cli.datamodule
+
+    def make(callback: Callback | None) -> Variant:
+        opens_windows = isinstance(callback, AccumulationWindows)
+        window = 1 if opens_windows else data.global_batch // data.micro_batch
+        stopwatch = Stopwatch(uncounted, counted)
+        own = [Progress(), *([callback] if callback else []), stopwatch]
+        options = {**cli.trainer_options, "callbacks": own, "accumulate_grad_batches": window}
+        return Variant(Trainer(**options), module, data, stopwatch)
+
+    found = {NOTHING: make(None)}
+    if alone:
+        found.update({name: make(callback(data)) for name, callback in ALONE.items()})
+    stopwatch = Stopwatch(uncounted, counted)
+    cli.trainer.callbacks.append(stopwatch)
+    return {**found, AGAIN: make(None), ALL: Variant(cli.trainer, module, data, stopwatch)}
+
+
+def take_turns(found: dict[str, Variant], rounds: int) -> dict[str, list[float]]:
+    """Seconds per step of each variant in each round."""
+    seconds: dict[str, list[float]] = {name: [] for name in found}
+    found[NOTHING].turn()  # compiles
+    for number in range(rounds):
+        for name in list(found)[:: -1 if number % 2 else 1]:
+            seconds[name].append(found[name].turn())
+    return seconds
+
+
+def table(title: str, seconds: dict[str, list[float]]) -> str:
+    """Median time per step, and how much more than nothing in the same round: median and range over the rounds."""
+    lines = [title, f"  {'':<32}{'ms/step':>10}{'more':>12}{'least and most':>24}"]
+    for name, own in seconds.items():
+        more = [100 * (mine / bare - 1) for mine, bare in zip(own, seconds[NOTHING], strict=True)]
+        spread = f"{min(more):+.2f} to {max(more):+.2f} %"
+        lines.append(
+            f"  {name:<32}{1e3 * statistics.median(own):>10.3f}{statistics.median(more):>+10.2f} %{spread:>24}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="124m", help="tiny: to try the script on a CPU")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="counted steps of one micro-batch in a turn")
+    parser.add_argument("--recipe_steps", type=int, default=2, help="counted steps of the recipe's own in a turn")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    fsdp1.register_strategies()
+    fsdp2.register_strategies()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"{time.strftime('%Y-%m-%d')}, {device}, torch {torch.__version__}, lightning {lightning.__version__}")
+    with tempfile.TemporaryDirectory() as root:
+        said = io.StringIO()  # what the runs print
+        with contextlib.redirect_stdout(said):
+            recipe = build(arguments.size, root)
+            module, micro_batch = recipe.model, recipe.datamodule.micro_batch
+            small = build(arguments.size, root, **{"data.global_batch": micro_batch})
+            each = take_turns(variants(small, module, True, 2, arguments.steps), arguments.rounds)
+        print(table(f"a step of {micro_batch} samples, one micro-batch:", each), flush=True)
+        with contextlib.redirect_stdout(said):
+            own = take_turns(variants(recipe, module, False, 1, arguments.recipe_steps), arguments.rounds)
+        batch = recipe.datamodule.global_batch
+        print(table(f"a step of {batch} samples, {batch // micro_batch} micro-batches:", own))
+
+
+if __name__ == "__main__":
+    main()

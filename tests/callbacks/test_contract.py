@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from contract_entries import CLASSES, ENTRIES
-from contract_fits import Runs, with_what_it_needs
+from contract_fits import Runs, own
 from contract_project import Host, fit
 from contract_promises import PROMISES
 from lightning.pytorch import Callback
@@ -42,7 +43,7 @@ def test_every_callback_that_the_package_defines_has_an_entry_and_a_public_name(
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """All fits of one callback, made once."""
-    return functools.cache(lambda name: Runs(name, HOST, tmp_path_factory.mktemp(name)))
+    return functools.cache(lambda name: Runs((name,), HOST, tmp_path_factory.mktemp(name)))
 
 
 @every_callback
@@ -67,9 +68,8 @@ def test_its_docstring_is_a_manual(name: str) -> None:
 
 @every_callback
 def test_logs_what_its_docstring_says_and_nothing_else(name: str, tmp_path: Path) -> None:
-    own = with_what_it_needs(name, ENTRIES[name].acts)
     options = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1, "poison": {}, "width": ENTRIES[name].width}
-    trainer: Any = fit(HOST, *own, steps=2, **options)
+    trainer: Any = fit(HOST, *own((name,)), steps=2, **options)
     # With those of the callbacks that this one installs or needs.
     manuals = [inspect.getdoc(type(c)) or "" for c in trainer.callbacks if type(c).__name__ in CLASSES]
     pattern = r"``((?:stability|progress)/\w+)(?:/[A-Z.]+)?``"  # one name, or one for each NAME
@@ -86,7 +86,8 @@ def test_its_constructor_hides_no_key_and_its_defaults_can_be_written(name: str)
         assert parameter.kind is not inspect.Parameter.VAR_KEYWORD, "hides keys"
         assert parameter.annotation is not inspect.Parameter.empty, argument
         default = parameter.default
-        assert default is inspect.Parameter.empty or default is None or isinstance(default, (int, float, str)), argument
+        plain = default is None or isinstance(default, (int, float, str)) or dataclasses.is_dataclass(default)
+        assert default is inspect.Parameter.empty or plain, argument
 
 
 @every_callback
@@ -120,15 +121,13 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @every_callback
 def test_resumes_from_a_checkpoint_that_never_had_it(name: str, stranger: Path) -> None:
-    own = with_what_it_needs(name, ENTRIES[name].acts)
-    own += [] if name == "Progress" else [Progress()]
-    trainer = fit(HOST, *own, steps=4, poison={}, resume=stranger)
+    counters = [] if name == "Progress" else [Progress()]
+    trainer = fit(HOST, *own((name,)), *counters, steps=4, poison={}, resume=stranger)
     assert trainer.global_step == 4
 
 
 @every_callback
 def test_a_validation_before_the_fit_leaves_the_trainer_as_found(name: str) -> None:
-    own = with_what_it_needs(name, ENTRIES[name].acts)
-    trainer = quiet_trainer(*own, accumulate_grad_batches=3, check_val_every_n_epoch=None)
+    trainer = quiet_trainer(*own((name,)), accumulate_grad_batches=3, check_val_every_n_epoch=None)
     trainer.validate(TinyModule(), TinyData(validation_batches=1), verbose=False)
     assert trainer.accumulate_grad_batches == 3

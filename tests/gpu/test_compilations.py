@@ -34,7 +34,7 @@ def check_compilations(monkeypatch: pytest.MonkeyPatch, accelerator: str, precis
     assert all(1 <= count <= 3 for count in compiled.values()), compiled
     assert compiled_graphs() - before == compiled.total(), "something else was compiled too"
     losses = [torch.tensor([row[1] for row in fitted.rows]) for fitted in (run, plain)]
-    torch.testing.assert_close(*losses, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(*losses, rtol=0.05, atol=0.05)
 
 
 def test_a_whole_warm_up_costs_at_most_three_compilations_of_each_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from contract_entries import ENTRIES
+from contract_entries import ENTRIES, groups
 from contract_fits import Runs, fit_without_waiting
 from contract_project import Host
 from contract_promises import PROMISES
@@ -15,20 +15,21 @@ from lit_stable.callbacks import Progress
 from lit_stable.callbacks.base import MisconfigurationException
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:GradSpikeSkip")]
+GROUPS = groups("auto")
 every_callback = pytest.mark.parametrize("name", ENTRIES)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """All fits of one callback under bf16-mixed, made once."""
+    """All fits of one group of callbacks under bf16-mixed, made once."""
     host = Host(accelerator="gpu", precision="bf16-mixed")
-    return functools.cache(lambda name: Runs(name, host, tmp_path_factory.mktemp(name)))
+    return functools.cache(lambda group: Runs(GROUPS[group], host, tmp_path_factory.mktemp(group)))
 
 
-@every_callback
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("promise", PROMISES)
-def test_it_keeps(promise: str, name: str, runs: Any) -> None:
-    PROMISES[promise](runs(name))
+def test_it_keeps(promise: str, group: str, runs: Any) -> None:
+    PROMISES[promise](runs(group))
 
 
 @every_callback

@@ -132,3 +132,17 @@ def make(name: str, arguments: dict[str, Any]) -> Any:
 def takes_action(name: str) -> bool:
     """Whether it has ``action: log``."""
     return "action" in inspect.signature(CLASSES[name]).parameters
+
+
+def watches(name: str) -> bool:
+    """Whether it changes nothing of the training, so that many like it can be tried in one fit."""
+    return ENTRIES[name].idle is None and not ENTRIES[name].draws and name != "AccumulationWindows"
+
+
+def groups(strategy: str) -> dict[str, tuple[str, ...]]:
+    """What is tried together under a strategy, by a name: each callback that acts alone, those that watch at once.
+
+    One process tries each callback by itself; where a fit is dear, a watcher's state still has its own name.
+    """
+    names = [name for name, entry in ENTRIES.items() if strategy in entry.strategies]
+    return {**{n: (n,) for n in names if not watches(n)}, "watchers": tuple(filter(watches, names))}

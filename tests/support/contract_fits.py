@@ -44,34 +44,30 @@ class SaveAtPoints(Callback):
             trainer.save_checkpoint(self.folder / f"{point}.ckpt")
 
 
-def opens_windows(name: str | None) -> bool:
-    return name is not None and issubclass(CLASSES[name], AccumulationWindows)
+Names = tuple[str, ...]
 
 
-def with_what_it_needs(name: str | None, arguments: dict[str, Any]) -> list[Callback]:
-    """The callback and those without which it cannot be; none without a name."""
-    if name is None:
-        return []
-    return [make(name, arguments), *(make(other, given) for other, given in ENTRIES[name].beside.items())]
+def own(names: Names, arguments: dict[str, dict[str, Any]] | None = None) -> list[Callback]:
+    """Callbacks by their classes' names, with those without which they cannot be; by default so that they act."""
+    needed = {other: given for name in names for other, given in ENTRIES[name].beside.items() if other not in names}
+    acts = {name: ENTRIES[name].acts for name in names}
+    return [make(name, given) for name, given in {**acts, **(arguments or {}), **needed}.items()]
 
 
-def fit_alone(host: Host, name: str | None, arguments: dict[str, Any], dropout: float, width: int) -> Trainer:
-    """Without anything else of ours, in Lightning's own windows unless the callback opens its own."""
-    own = with_what_it_needs(name, arguments)
-    windows = 1 if opens_windows(name) else host.window
+def fit_alone(host: Host, callbacks: list[Callback], dropout: float, width: int) -> Trainer:
+    """Without anything else of ours, in Lightning's own windows unless a callback opens its own."""
+    windows = 1 if any(isinstance(c, AccumulationWindows) for c in callbacks) else host.window
     torch.manual_seed(7)
     options = {"width": width, "dropout": dropout, "accumulate_grad_batches": windows}
-    return fit(host, *own, resumes=False, poison={}, **options)
+    return fit(host, *callbacks, resumes=False, poison={}, **options)
 
 
-def fit_in_company(host: Host, name: str | None, *others: Callback, width: int = 8, **options: Any) -> Trainer:
+def fit_in_company(host: Host, callbacks: list[Callback], *others: Callback, **options: Any) -> Trainer:
     """With exact windows and seeds; under sharding also with whole optimizer state from the start."""
-    company: list[Callback] = [StepSeed(1)]
-    company += [] if opens_windows(name) else [AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)]
+    company: list[Callback] = [StepSeed(1), AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)]
     company += [SafeCheckpoints()] if host.sharded else []
-    own = with_what_it_needs(name, {} if name is None else ENTRIES[name].acts)
-    around = [c for c in company if type(c) not in map(type, own)]
-    return fit(host, *own, *around, *others, width=width, **options)
+    around = [c for c in company if not any(isinstance(other, type(c)) for other in callbacks)]
+    return fit(host, *callbacks, *around, *others, **options)
 
 
 class Run:
@@ -122,13 +118,13 @@ def touched(trainer: Trainer) -> dict[str, Any]:
 @functools.cache
 def bare(host: Host, dropout: float, width: int) -> tuple[Run, dict[str, Any]]:
     """A fit without any callback of ours, and what such a fit leaves behind by itself."""
-    trainer = fit_alone(host, None, {}, dropout, width)
+    trainer = fit_alone(host, [], dropout, width)
     return Run(trainer), touched(trainer)
 
 
 @functools.cache
 def company_alone(host: Host, width: int) -> Run:
-    return Run(fit_in_company(host, None, width=width))
+    return Run(fit_in_company(host, [], width=width))
 
 
 class QuickRuns:
@@ -136,11 +132,13 @@ class QuickRuns:
 
     points: tuple[str, ...] = ("mid_window",)
 
-    def __init__(self, name: str, host: Host, folder: Path) -> None:
-        self.name, self.host, self.folder, self.entry = name, host, folder, ENTRIES[name]
+    def __init__(self, names: Names, host: Host, folder: Path) -> None:
+        self.names, self.host, self.folder = names, host, folder
+        self.entries = [ENTRIES[name] for name in names]
         folder.mkdir(parents=True, exist_ok=True)
-        self.dropout = 0.0 if self.entry.draws else 0.3
-        self.bare, self.left_by_itself = bare(host, self.dropout, self.entry.width)
+        self.dropout = 0.0 if any(entry.draws for entry in self.entries) else 0.3
+        self.width = max(entry.width for entry in self.entries)
+        self.bare, self.left_by_itself = bare(host, self.dropout, self.width)
         self._fit()
         # Under sharding each rank has other pieces of the weights.
         whole = None if host.sharded else self.straight.weights
@@ -153,7 +151,7 @@ class QuickRuns:
         self.resumed = {point: Run(self._resume(point)) for point in self.points}
 
     def _in_company(self, *others: Callback, **options: Any) -> Trainer:
-        return fit_in_company(self.host, self.name, *others, width=self.entry.width, **options)
+        return fit_in_company(self.host, own(self.names), *others, width=self.width, **options)
 
     def _resume(self, point: str) -> Trainer:
         torch.manual_seed(1234)  # whatever the generators held before must not matter
@@ -161,23 +159,26 @@ class QuickRuns:
 
 
 class Runs(QuickRuns):
-    """All fits that the promises of one callback look at; every rank makes them, before anything is judged."""
+    """All fits that the promises look at; every rank makes them, before anything is judged."""
 
     points = SAVE_POINTS
 
     def _fit(self) -> None:
-        acts, idle = self.entry.acts, self.entry.idle
-        self.company = company_alone(self.host, self.entry.width)
-        self.idle = self._alone(acts if idle is None else idle)
-        self.log = self._alone({**acts, "action": "log"}) if takes_action(self.name) else None
+        entries = dict(zip(self.names, self.entries, strict=True))
+        idle = {name: entry.idle for name, entry in entries.items() if entry.idle is not None}
+        logs = {name: {**entry.acts, "action": "log"} for name, entry in entries.items() if takes_action(name)}
+        self.acts = bool(idle)
+        self.company = company_alone(self.host, self.width)
+        self.idle = self._alone(idle)
+        self.log = self._alone({**idle, **logs}) if logs else None
         trainer = self._in_company()
         self.straight, self.left_behind = Run(trainer), touched(trainer)
         self.saving = Run(self._in_company(SaveAtPoints(self.folder)))
         self.resumed = {point: Run(self._resume(point)) for point in self.points}
         self.second_fit = self._fit_again(trainer)
 
-    def _alone(self, arguments: dict[str, Any]) -> Run:
-        return Run(fit_alone(self.host, self.name, arguments, self.dropout, self.entry.width))
+    def _alone(self, arguments: dict[str, dict[str, Any]]) -> Run:
+        return Run(fit_alone(self.host, own(self.names, arguments), self.dropout, self.width))
 
     @staticmethod
     def _fit_again(trainer: Any) -> list[int]:
@@ -193,7 +194,7 @@ def fit_without_waiting(host: Host, name: str) -> Trainer:
     """
     quiet = {"steps": 12, "log_every_n_steps": 100, "val_check_interval": 1_000_000, "poison": {1: 1e4, 5: 1e4}}
     watch = [] if ENTRIES[name].waits else [NoSync()]
-    return fit_in_company(host, name, *watch, width=ENTRIES[name].width, **quiet)
+    return fit_in_company(host, own((name,)), *watch, width=ENTRIES[name].width, **quiet)
 
 
 def gathered(value: Any) -> list[Any]:

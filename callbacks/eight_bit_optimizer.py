@@ -79,7 +79,7 @@ class _Blockwise(Optimizer):
                 exp_avg, exp_avg_sq = (local(state[name]) for name in MOMENTS)
                 wide.append(Piece(piece, gradient, exp_avg, exp_avg_sq, state["step"]))
                 continue
-            rows, maps = rows_of(p), state_maps(group.get(STATE_MAP, "dynamic"), piece.device)
+            rows, maps = rows_of(p), state_maps(arguments.state_map, piece.device)
             first, second = (moment(state, name, qmap, rows) for name, qmap in zip(MOMENTS, maps, strict=True))
             step_8_bit(piece, gradient, first, second, state["step"], rows, arguments)
         step_32_bit(wide, arguments)
@@ -97,6 +97,7 @@ class _Blockwise(Optimizer):
             decoupled=group.get("decoupled_weight_decay", isinstance(self, AdamW)),
             grad_scale=getattr(self, "grad_scale", None),
             found_inf=getattr(self, "found_inf", None),
+            state_map=group.get(STATE_MAP, "dynamic"),
         )
 
     # -- state -------------------------------------------------------------------------------------------------------

@@ -2,20 +2,23 @@
 
 The arithmetic is that of torch's fused kernel, in fp32: a step that ``found_inf`` skips touches nothing, gradients are
 divided by ``grad_scale``, and both are read on the device. Moments in 8 bit are widened for the kernel by bitsandbytes'
-registered operators and narrowed after it, one parameter at a time. (bitsandbytes' own step takes rate, count and scale
-as numbers of the host and knows no skip: a step that the device decides to leave out could not be exact.)
+registered operators and narrowed after it, one parameter at a time; on CUDA, where :func:`has_one_pass` says so, a
+kernel of ours does the three at once. (bitsandbytes' own step takes rate, count and scale as numbers of the host and
+knows no skip: a step that the device decides to leave out could not be exact.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .eight_bit_blocks import Rows, dequantize, quantize
+from .eight_bit_blocks import Rows, StateMap, dequantize, quantize
 from .private_names import fused_adam
 
 MOST_ELEMENTS = 1 << 24  # of a parameter whose two moments are in fp32 at one time: 128 MiB
@@ -29,6 +32,7 @@ class AdamArguments:
         decoupled: Weights decay by ``lr * weight_decay`` (AdamW), else the decay is added to the gradient (Adam).
         grad_scale: 0-d fp32 on the device; gradients are divided by it. ``None``: by nothing.
         found_inf: 0-d fp32 on the device; 1.0 leaves everything as it is. ``None``: the step is taken.
+        state_map: What codes stand for.
     """
 
     lr: float | Tensor
@@ -40,6 +44,7 @@ class AdamArguments:
     decoupled: bool
     grad_scale: Tensor | None
     found_inf: Tensor | None
+    state_map: StateMap = "dynamic"
 
 
 class Moment(NamedTuple):
@@ -74,6 +79,11 @@ def step_8_bit(
         rows: How the piece lies in the whole parameter; ``p`` has ``rows.height`` times ``rows.width`` elements.
         arguments: Of the group.
     """
+    if has_one_pass(p, g, first, second, rows, arguments):
+        from .eight_bit_kernel import step_in_one_pass  # Triton: only where it is used
+
+        step_in_one_pass(p, g, first, second, step, rows, arguments)
+        return
     held = p.reshape(rows.height, rows.width)
     gradient = g.reshape(rows.height, rows.width)
     for chunk in _chunks(rows):
@@ -81,6 +91,17 @@ def step_8_bit(
         moments = [m._replace(codes=m.codes[chunk], maxima=m.maxima[chunk]) for m in (first, second)]
         _step_rows(held[chunk], gradient[chunk], moments, step, piece, arguments)
     _write_back(p, held)
+
+
+def has_one_pass(p: Tensor, g: Tensor, first: Moment, second: Moment, rows: Rows, arguments: AdamArguments) -> bool:
+    """Whether the kernel that steps in one pass knows this case; what it needs is the same on all ranks."""
+    known = p.is_cuda and arguments.state_map == "dynamic" and rows.group is None and _has_triton()
+    return known and all(t.is_contiguous() for t in (p, g, *first, *second))
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _chunks(rows: Rows) -> list[slice]:

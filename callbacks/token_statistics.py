@@ -82,7 +82,7 @@ class TokenStatistics(Monitor):
         counts = torch.zeros(self._size + 2, dtype=torch.float64, device=ids.device)
         counts[: self._size] = occurrences(ids, self._size)
         counts[-2] = share.sum() * total
-        counts[-1] = float(total * ids.shape[0])
+        counts[-1:].fill_(total * ids.shape[0])  # an assignment would wait for the device
         self._sums = counts if self._sums is None else self._sums + counts
         self._worst = share.max() if self._worst is None else torch.maximum(self._worst, share.max())
 

@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
+from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.model.gpt import Block
 from lit_stable.strategies.loss_scale import LossScaler
 
@@ -28,6 +29,11 @@ class FSDP1Strategy(FSDPStrategy):
         options.setdefault("state_dict_type", "sharded")
         super().__init__(**options)
 
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if problem := one_device_problem(str(self.precision_plugin.precision), self.world_size):
+            raise MisconfigurationException(problem)
+
     @property
     def precision_plugin(self) -> FSDPPrecision:
         return super().precision_plugin
@@ -37,6 +43,20 @@ class FSDP1Strategy(FSDPStrategy):
         FSDPStrategy.precision_plugin.fset(self, plugin)  # type: ignore[attr-defined]
         if isinstance(plugin, FSDPPrecision) and plugin.scaler is not None:
             plugin.scaler = LossScaler.like(plugin.scaler, "cuda")  # type: ignore[assignment]
+
+
+def one_device_problem(precision: str, ranks: int) -> str | None:
+    """Why FSDP1 does not train on these ranks; ``None``: it does.
+
+    Not sharding, on one rank, it keeps the gradient of a micro-batch in 16 bits beside fp32 parameters, which torch
+    2.11 refuses at the next micro-batch with a traceback.
+    """
+    if ranks > 1 or precision not in ("bf16-mixed", "16-mixed"):
+        return None
+    return (
+        f"trainer.precision={precision}: strategy fsdp on one device keeps gradients in 16 bits beside fp32 weights,"
+        " which torch refuses; take strategy auto or fsdp2, or more devices."
+    )
 
 
 def register_strategies() -> None:

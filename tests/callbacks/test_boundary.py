@@ -17,6 +17,8 @@ else:
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "callbacks").rglob("*.py"))
+#: What one file alone imports, when it is used.
+LATE = {"eight_bit_blocks.py": {"bitsandbytes"}, "eight_bit_kernel.py": {"triton"}}
 ALLOWED = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning", "torch", "torchmetrics"}
 
 
@@ -36,7 +38,7 @@ def test_no_file_imports_the_application(path: Path) -> None:
     for level, module in imports(path):
         assert level <= 1, f"from {'.' * level}{module} reaches out of the folder"
         top = module.split(".")[0]
-        allowed = ALLOWED | ({"bitsandbytes"} if path.name == "eight_bit_blocks.py" else set())
+        allowed = ALLOWED | LATE.get(path.name, set())
         if level == 0:
             assert top in allowed or top in sys.stdlib_module_names, f"{path.name} imports {module}"
 
@@ -52,7 +54,7 @@ def test_importing_the_package_loads_nothing_heavy_and_nothing_of_the_applicatio
         text=True,
     )
     modules = set(done.stdout.split())
-    assert not {"bitsandbytes", "tokenizers", "datasets", "tensorboard", "transformers"} & modules
+    assert not {"bitsandbytes", "tokenizers", "datasets", "tensorboard", "transformers", "triton"} & modules
     ours = {m for m in modules if m.split(".")[0] == "lit_stable"}
     assert {m for m in ours if not m.startswith("lit_stable.callbacks")} == {"lit_stable"}
     assert "callbacks" not in modules

@@ -12,18 +12,21 @@ from no_sync import NoSync
 from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, equal_bits, fit, tiny_module
 
 from lit_stable.callbacks import AccumulationWindows, GradNorm, Progress, SafeCheckpoints, StepSeed
+from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.model.attention import causal
 from lit_stable.model.attention_dropout import drop_by_groups
 from lit_stable.run.loss_scale_watch import LossScaleWatch
+from lit_stable.strategies.fsdp1 import one_device_problem
 from lit_stable.strategies.loss_scale import LossScale, LossScaler
 from lit_stable.strategies.precisions import FP16, PRECISIONS, STRATEGIES, precision_problem
 from lit_stable.strategies.selection import select
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 CELLS = [(s, p) for s in STRATEGIES for p in PRECISIONS if precision_problem(s, p) is None]
+REFUSED = [(s, p) for s, p in CELLS if s == "fsdp" and one_device_problem(p, 1)]
 
 
-@pytest.mark.parametrize(("strategy", "precision"), CELLS)
+@pytest.mark.parametrize(("strategy", "precision"), [cell for cell in CELLS if cell not in REFUSED])
 def test_every_cell_trains(strategy: str, precision: str) -> None:
     plain = fit(accelerator="gpu", steps=4, max_norm=None)
     run = fit(strategy, accelerator="gpu", steps=4, max_norm=None, precision=precision)
@@ -33,6 +36,12 @@ def test_every_cell_trains(strategy: str, precision: str) -> None:
         stored = torch.bfloat16 if precision == "bf16-true" else torch.float32
         assert {p.dtype for p in run.module.parameters()} == {stored}
     assert isinstance(getattr(run.trainer.precision_plugin, "scaler", None), LossScaler) == (precision in FP16)
+
+
+@pytest.mark.parametrize(("strategy", "precision"), REFUSED)
+def test_what_fsdp_cannot_do_on_one_device_is_refused(strategy: str, precision: str) -> None:
+    with pytest.raises(MisconfigurationException, match=f"{precision}: strategy fsdp on one device"):
+        fit(strategy, accelerator="gpu", steps=4, max_norm=None, precision=precision)
 
 
 @pytest.mark.parametrize(("strategy", "precision"), [("auto", "16-mixed"), ("fsdp2", "16-mixed"), ("fsdp2", "16-true")])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 from torch import nn
 
 from lit_stable.model.gpt import Block
 from lit_stable.strategies import fsdp1
-from lit_stable.strategies.fsdp1 import FSDP1Strategy
+from lit_stable.strategies.fsdp1 import FSDP1Strategy, one_device_problem
 
 
 def test_the_name_fsdp_means_one_unit_for_each_block_and_sharded_checkpoints():
@@ -28,3 +29,14 @@ def test_ones_own_options_win():
 
 def test_the_other_names_of_lightning_stay_as_they_are():
     assert type(StrategyRegistry.get("fsdp_cpu_offload")) is FSDPStrategy
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+def test_gradients_in_16_bits_need_more_than_one_device(precision):
+    assert f"trainer.precision={precision}: strategy fsdp on one device" in one_device_problem(precision, 1)
+    assert one_device_problem(precision, 2) is None
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_gradients_stored_as_the_weights_are_train_on_one(precision):
+    assert one_device_problem(precision, 1) is None

@@ -13,7 +13,7 @@ from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet
 from tiny_gpt_run import fit
 from torch import nn
 
-from lit_stable.callbacks import GradientMonitor, OptimizerMonitor, UpdateMonitor, WeightMonitor
+from lit_stable.callbacks import GradientMonitor, OptimizerMonitor, SafeCheckpoints, UpdateMonitor, WeightMonitor
 from lit_stable.callbacks.base import MisconfigurationException
 
 OPTIONS: dict[str, Any] = {"embed_norm": True, "qk_norm": "rmsnorm", "bias": True}
@@ -150,6 +150,18 @@ def test_a_frozen_weight_is_logged_and_one_without_a_gradient_counts_as_zero() -
     assert "stability/weight_rms/net.0.weight" in names
     assert "stability/update_rms_tensor/net.0.weight" not in names
     assert "stability/adam_grad_rms_tensor/net.0.bias" in names
+
+
+def test_a_state_that_no_step_has_entered_counts_as_zero() -> None:
+    """It exists from the start with `SafeCheckpoints`; under FSDP1 for what other ranks hold, too."""
+    trainer = quiet_trainer(SafeCheckpoints(), OptimizerMonitor(None, True), max_steps=1, log_every_n_steps=1)
+    module = TinyModule()
+    module.spare = nn.Parameter(torch.ones(3))
+    trainer.fit(module, TinyData())
+    assert float(trainer.optimizers[0].state[module.spare]["step"]) == 0
+    found = {name: float(value) for name, value in trainer.callback_metrics.items() if "adam_" in name}
+    assert found["stability/adam_first_moment_tensor/spare"] == found["stability/adam_grad_rms_tensor/spare"] == 0
+    assert all(map(math.isfinite, found.values()))
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adagrad])

@@ -37,13 +37,20 @@ def eight_bit(**options: Any) -> EightBitAdam:
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
 def test_no_step_waits_for_the_device_though_some_are_skipped(precision: str, fused: bool) -> None:
-    own = [eight_bit(), strict(), GradClip(0.5), AccumulationWindows(4, 2), NoSync()]
+    kinds: set[str] = set()
+
+    def note(trainer: Any, *rest: Any) -> None:
+        state = trainer.optimizers[0].state[trainer.lightning_module.net[0].weight]
+        kinds.update(f"{value.device.type} {value.dtype}" for key, value in state.items() if "codes" in key)
+
+    watch = Watch("on_train_batch_end", note)  # after the fit Lightning moves states to the host
+    own = [eight_bit(), strict(), GradClip(0.5), AccumulationWindows(4, 2), watch, NoSync()]
     trainer = on_gpu(*own, precision=precision)
     module = TinyModule(adamw(lr=1e-3, fused=fused), poison={4: 1e5, 6: math.nan})
     trainer.fit(module, TinyData())
     assert trainer.global_step == 12
     assert Progress.of(trainer).skipped >= 1
-    assert trainer.optimizers[0].state[module.net[0].weight]["exp_avg_codes"].is_cuda
+    assert kinds == {"cuda torch.uint8"}
 
 
 def test_a_skip_on_the_device_is_exact_and_the_count_of_steps_with_it() -> None:
@@ -65,7 +72,10 @@ def test_the_gpu_agrees_with_the_cpu() -> None:
     for name, state in cpu.items():
         for key, value in state.items():
             if value.dtype == torch.uint8:
-                assert (gpu[name][key] != value).float().mean() < 0.01, (name, key)  # tables of different steps
+                # On a CPU bitsandbytes takes a neighbour of the nearest for some.
+                apart = (gpu[name][key].int() - value.int()).abs()
+                assert (apart > 0).float().mean() < 0.1, (name, key)
+                assert apart.max() <= 2, (name, key)
             else:
                 torch.testing.assert_close(gpu[name][key], value, rtol=1e-5, atol=1e-7)
     for (name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
@@ -86,14 +96,14 @@ def test_bitsandbytes_own_kernel_from_the_same_state_has_the_same_codes() -> Non
     (p, g), moments = learned((4096, 1024))
     (q, h), (first, second) = learned((4096, 1024))
     step = torch.tensor(7.0, device="cuda")
-    arguments = AdamArguments(1e-2, 0.9, 0.95, 1e-8, 0.1, False, True, None, None)
+    arguments = AdamArguments(1e-2, 0.9, 0.95, 1e-8, 0.0, False, True, None, None)  # it decays after the update
     step_8_bit(p, g, *moments, step, rows_of(p), arguments)
     bitsandbytes.functional.optimizer_update_8bit_blockwise(
         *("adam", h, q, first.codes, second.codes, 0.9, 0.95, 0.0, 0.0, 1e-8, 7, 1e-2),
-        *(first.qmap, second.qmap, first.maxima.view(-1), second.maxima.view(-1), 0.1),
+        *(first.qmap, second.qmap, first.maxima.view(-1), second.maxima.view(-1), 0.0),
     )
-    # It decays after the update instead of before it: lr * weight_decay of the update apart.
-    torch.testing.assert_close(p, q, rtol=1e-4, atol=2e-3 * 1e-2)
+    start = learned((4096, 1024))[0][0]
+    torch.testing.assert_close(p - start, q - start, rtol=1e-4, atol=1e-6)
     for ours, theirs in zip(moments, (first, second), strict=True):
         assert (ours.codes == theirs.codes).float().mean() >= 0.9999
         wide = [dequantize(*m, rows_of(p)) for m in (ours, theirs)]

@@ -96,6 +96,7 @@ def test_no_step_between_logging_steps_waits_for_the_device(strategy: str, compi
     "options", [{}, {"strategy": "fsdp2"}, {"precision": "bf16-mixed"}], ids=["fp32", "fsdp2", "bf16"]
 )
 def test_compiled_blocks_are_seen_and_nothing_more_is_compiled(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()  # what another test compiled would be found, and not counted
     before = compiled_graphs()
     fit(accelerator="gpu", steps=3, compile="on", **options)
     graphs = compiled_graphs() - before

@@ -25,6 +25,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch import Callback, Trainer
+from turns import NEVER, Built, Stopwatch, Variant, build, device_name, take_turns
 
 from lit_stable.callbacks import (
     AccumulationWindows,
@@ -41,14 +42,11 @@ from lit_stable.callbacks import (
     UpdateClip,
     ValidateEverySteps,
 )
-from lit_stable.cli.command import Command
-from lit_stable.cli.main import LitStableCLI
-from lit_stable.cli.recipe import expand_arguments
 from lit_stable.run.report import Report
 from lit_stable.strategies import fsdp1, fsdp2
 
-NEVER = 1_000_000
 NOTHING, AGAIN, ALL = "nothing", "nothing, again", "all that a run has by default"
+CONFIGS = ["gpt2_124m", "stability/grad_spike_skip"]
 SIZES: dict[str, dict[str, Any]] = {
     "124m": {},
     "tiny": {
@@ -75,75 +73,6 @@ ALONE: dict[str, Callable[[Any], Callback]] = {
 }
 
 
-class Built(LitStableCLI):
-    """Everything that `lit-stable fit` builds, and nothing run."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
-def build(size: str, root: str, **options: Any) -> Built:
-    """The 124M recipe with its clipping, with GradSpikeSkip, and with nothing that would end or interrupt a run."""
-    settled = {
-        **{"run.root": root, "data.tokenizer": "bytes", "data.num_workers": 0, "trainer.devices": 1},
-        **{"checkpoints.first_step": "null", "checkpoints.every_steps": NEVER, "validate_every": NEVER},
-        **{"trainer.num_sanity_val_steps": 0, "trainer.max_steps": NEVER},
-        **SIZES[size],
-        **options,
-    }
-    typed = ["--config", "gpt2_124m", "--config", "stability/grad_spike_skip"]
-    typed += [word for key, value in settled.items() for word in (f"--{key}", str(value))]
-    expanded, layers = expand_arguments(typed)
-    return Built(Command("fit", typed, expanded, layers))
-
-
-class Stopwatch(Callback):
-    """Times some steps behind some that do not count, and ends the fit after them. Stands last in the list."""
-
-    def __init__(self, uncounted: int, counted: int) -> None:
-        self.uncounted, self.counted = uncounted, counted
-        self.seconds = 0.0  # per step
-        self._first = self._seen = 0
-        self._since = 0.0
-
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self._first = self._seen = trainer.global_step
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        if trainer.global_step == self._seen:  # in mid-window
-            return
-        self._seen = trainer.global_step
-        if self._seen == self._first + self.uncounted:
-            self._since = now()
-        elif self._seen == self._first + self.uncounted + self.counted:
-            self.seconds = (now() - self._since) / self.counted
-            trainer.should_stop = True
-            trainer.limit_val_batches = 0  # or Lightning validates before it stops
-
-
-def now() -> float:
-    """The time when all that was queued is done."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-class Variant:
-    """A Trainer that trains a few steps whenever it is its turn."""
-
-    def __init__(self, trainer: Trainer, module: Any, data: Any, stopwatch: Stopwatch) -> None:
-        self.trainer, self.module, self.data, self.stopwatch = trainer, module, data, stopwatch
-        self._validates = trainer.limit_val_batches
-        trainer.strategy.teardown = lambda: None  # it would move the model to the host after every turn
-
-    def turn(self) -> float:
-        """Seconds per step."""
-        self.trainer.should_stop = False
-        self.trainer.limit_val_batches = self._validates
-        self.trainer.fit(self.module, datamodule=self.data)
-        return self.stopwatch.seconds
-
-
 def variants(cli: Built, module: Any, alone: bool, uncounted: int, counted: int) -> dict[str, Variant]:
     """By name: nothing, what each costs if so asked, nothing again, and all."""
     data = cli.datamodule
@@ -162,16 +91,6 @@ def variants(cli: Built, module: Any, alone: bool, uncounted: int, counted: int)
     stopwatch = Stopwatch(uncounted, counted)
     cli.trainer.callbacks.append(stopwatch)
     return {**found, AGAIN: make(None), ALL: Variant(cli.trainer, module, data, stopwatch)}
-
-
-def take_turns(found: dict[str, Variant], rounds: int) -> dict[str, list[float]]:
-    """Seconds per step of each variant in each round."""
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    found[NOTHING].turn()  # compiles
-    for number in range(rounds):
-        for name in list(found)[:: -1 if number % 2 else 1]:
-            seconds[name].append(found[name].turn())
-    return seconds
 
 
 def table(title: str, seconds: dict[str, list[float]]) -> str:
@@ -197,15 +116,16 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     fsdp1.register_strategies()
     fsdp2.register_strategies()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"{time.strftime('%Y-%m-%d')}, {device}, torch {torch.__version__}, lightning {lightning.__version__}")
+    print(f"{time.strftime('%Y-%m-%d')}, {device_name()}, torch {torch.__version__}, lightning {lightning.__version__}")
     with tempfile.TemporaryDirectory() as root:
         said = io.StringIO()  # what the runs print
         with contextlib.redirect_stdout(said):
-            recipe = build(arguments.size, root)
+            recipe = build(CONFIGS, root, **SIZES[arguments.size])
             module, micro_batch = recipe.model, recipe.datamodule.micro_batch
-            small = build(arguments.size, root, **{"data.global_batch": micro_batch})
-            each = take_turns(variants(small, module, True, 2, arguments.steps), arguments.rounds)
+            small = build(CONFIGS, root, **SIZES[arguments.size], **{"data.global_batch": micro_batch})
+            found = variants(small, module, True, 2, arguments.steps)
+            found[NOTHING].turn()  # compiles
+            each = take_turns(found, arguments.rounds)
         print(table(f"a step of {micro_batch} samples, one micro-batch:", each), flush=True)
         with contextlib.redirect_stdout(said):
             own = take_turns(variants(recipe, module, False, 1, arguments.recipe_steps), arguments.rounds)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from .base import MisconfigurationException
 
@@ -22,16 +22,18 @@ CONSTANT = {"qmap1", "qmap2"}  # tables that the codes are looked up in
 
 
 def initialise_state(optimizer: Optimizer) -> None:
-    """Give every parameter of an Adam or AdamW the state that its first step would create, before any step.
+    """Give every parameter of an Adam, AdamW or SGD the state that its first step would create, before any step.
 
     Without it torch's distributed state getter takes a dummy step when it finds no state (saving changes the run), and
     a parameter that never had a gradient has no state to save, so the checkpoint cannot be loaded under FSDP2.
     Parameters that have state keep it. An optimizer with an ``initialise_state`` of its own is asked to do it; others
-    are left alone.
+    are left alone, and SGD where it has no state (no momentum) or where zeros are not what it starts from (dampening).
     """
     if hasattr(optimizer, "initialise_state"):
         optimizer.initialise_state()
         return
+    if isinstance(optimizer, SGD):
+        _initialise_momentum(optimizer)
     if not isinstance(optimizer, (Adam, AdamW)):
         return
     for group in optimizer.param_groups:
@@ -45,6 +47,16 @@ def initialise_state(optimizer: Optimizer) -> None:
             names = ["exp_avg", "exp_avg_sq"] + (["max_exp_avg_sq"] if group["amsgrad"] else [])
             for name in names:
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+
+def _initialise_momentum(optimizer: SGD) -> None:
+    for group in optimizer.param_groups:
+        if group["momentum"] == 0 or group["dampening"] != 0:
+            continue
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
 
 def zero_state(optimizer: Optimizer, parameters: Iterable[nn.Parameter] | None = None) -> None:

@@ -7,15 +7,20 @@ type of the module that owns a parameter, and its number of dimensions, do.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from lit_stable.model.norm import NORM_TYPES
+from lit_stable.optim.options import PatternOptions
 
 # Strongest first: a weight shared by an embedding and a Linear (a tied head) is an embedding.
-_ROLES = ("norms", "embeddings", "weights", "biases")
+_ROLES = ("norms", "norm_biases", "embeddings", "weights", "biases")
+_ORDER = ("weights", "embeddings", "norms", "norm_biases", "biases")
 # Wrappers put these into parameter names: torch.compile, activation checkpointing, FSDP1.
 _WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -30,13 +35,22 @@ class AuditRow(NamedTuple):
     examples: list[str]
 
 
-def parameter_groups(module: nn.Module, weight_decay: float, decay_embeddings: bool = True) -> list[dict[str, Any]]:
+def parameter_groups(
+    module: nn.Module,
+    weight_decay: float,
+    decay_embeddings: bool = True,
+    decay_norms: bool = False,
+    patterns: Mapping[str, PatternOptions] | None = None,
+) -> list[dict[str, Any]]:
     """Split the trainable parameters of ``module`` into groups for an optimizer.
 
     - ``weights``: Linear weights, and what is left with 2 or more dimensions; decayed.
     - ``embeddings``: weights of ``nn.Embedding``, a tied head included; decayed if ``decay_embeddings``.
-    - ``norms``: every parameter of a norm layer; never decayed.
+    - ``norms``: every parameter of a norm layer; not decayed. With ``decay_norms`` its gains only, and decayed.
+    - ``norm_biases``: with ``decay_norms`` what else a norm layer has; never decayed.
     - ``biases``: Linear biases, and what is left with fewer than 2 dimensions; never decayed.
+
+    What a pattern matches leaves these groups for ones named ``ROLE of PATTERN``, one per role it meets.
 
     Each parameter is in exactly one group, a shared one once; one with ``requires_grad=False`` is in none, and an empty
     group is left out. The split also holds what FSDP2 needs: norms that stay unsharded are plain tensors and never
@@ -44,26 +58,68 @@ def parameter_groups(module: nn.Module, weight_decay: float, decay_embeddings: b
 
     Args:
         weight_decay: Decay of the decayed groups, >= 0.
+        patterns: Exceptions by shell patterns for names of parameters; the last that matches wins.
 
     Returns:
-        Dicts with ``name``, ``params`` and ``weight_decay``, in the order of the list above.
+        Dicts with ``name``, ``params`` and ``weight_decay``, in the order of the list above; those of a pattern also
+        have its ``lr_factor``.
 
     Raises:
-        ValueError: when ``weight_decay`` is negative.
+        ValueError: when ``weight_decay`` is negative, or a pattern is left with no trainable parameter.
     """
     if not weight_decay >= 0:
         raise ValueError(f"weight_decay={weight_decay}: must be 0 or more.")
-    decay = {"weights": weight_decay, "embeddings": weight_decay if decay_embeddings else 0.0}
-    members: dict[str, list[nn.Parameter]] = {"weights": [], "embeddings": [], "norms": [], "biases": []}
-    roles = _roles(module)
-    for parameter in module.parameters():
+    patterns = patterns or {}
+    roles = _roles(module, decay_norms)
+    members: dict[tuple[str, str | None], list[nn.Parameter]] = {
+        (role, pattern): [] for role in _ORDER for pattern in (None, *patterns)
+    }
+    for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            members[roles[parameter]].append(parameter)
+            matching = [pattern for pattern in patterns if fnmatchcase(_unwrapped(name), pattern)]
+            members[roles[parameter], matching[-1] if matching else None].append(parameter)
+    _refuse_idle(patterns, members, module)
+    decay = {
+        "weights": weight_decay,
+        "embeddings": weight_decay if decay_embeddings else 0.0,
+        "norms": weight_decay if decay_norms else 0.0,
+    }
     return [
-        {"name": name, "params": params, "weight_decay": decay.get(name, 0.0)}
-        for name, params in members.items()
+        _group(role, pattern, params, decay.get(role, 0.0), patterns)
+        for (role, pattern), params in members.items()
         if params
     ]
+
+
+def _group(
+    role: str,
+    pattern: str | None,
+    params: list[nn.Parameter],
+    decay: float,
+    patterns: Mapping[str, PatternOptions],
+) -> dict[str, Any]:
+    if pattern is None:
+        return {"name": role, "params": params, "weight_decay": decay}
+    options = patterns[pattern]
+    own = decay if options.weight_decay is None else options.weight_decay
+    name = f"{role} of {pattern}"
+    return {"name": name, "params": params, "weight_decay": own, "lr_factor": options.lr_factor}
+
+
+def _refuse_idle(
+    patterns: Mapping[str, PatternOptions],
+    members: Mapping[tuple[str, str | None], list[nn.Parameter]],
+    module: nn.Module,
+) -> None:
+    busy = {pattern for (_, pattern), params in members.items() if params}
+    names = sorted({re.sub(r"\.\d+\.", ".*.", _unwrapped(name)) for name, _ in module.named_parameters()})
+    if idle := [pattern for pattern in patterns if pattern not in busy]:
+        raise ValueError(
+            "\n".join(
+                f"optimizer.patterns.{pattern}: is left with no trainable parameter; the names are {', '.join(names)}."
+                for pattern in idle
+            )
+        )
 
 
 def audit_rows(groups: list[dict[str, Any]], module: nn.Module) -> list[AuditRow]:
@@ -100,19 +156,19 @@ def audit(groups: list[dict[str, Any]], module: nn.Module) -> str:
     return "\n".join(lines)
 
 
-def _roles(module: nn.Module) -> dict[nn.Parameter, str]:
+def _roles(module: nn.Module, decay_norms: bool) -> dict[nn.Parameter, str]:
     """Role of every parameter; a parameter that several modules own takes the strongest."""
     roles: dict[nn.Parameter, str] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
-            role = _role(owner, name, parameter)
+            role = _role(owner, name, parameter, decay_norms)
             roles[parameter] = min(role, roles.get(parameter, role), key=_ROLES.index)
     return roles
 
 
-def _role(owner: nn.Module, name: str, parameter: nn.Parameter) -> str:
+def _role(owner: nn.Module, name: str, parameter: nn.Parameter, decay_norms: bool) -> str:
     if isinstance(owner, NORM_TYPES):
-        return "norms"
+        return "norms" if name == "weight" or not decay_norms else "norm_biases"
     if isinstance(owner, nn.Embedding):
         return "embeddings"
     if isinstance(owner, nn.Linear):  # by attribute: FSDP1 leaves a 1-dimensional piece of the matrix here

@@ -64,8 +64,28 @@ def test_state_that_exists_is_kept() -> None:
     assert_same_bits(dict(optimizer.state[optimizer.param_groups[0]["params"][0]]), before)
 
 
-def test_other_optimizers_are_left_alone() -> None:
-    optimizer = torch.optim.SGD(parameters(torch.float32), momentum=0.9)
+@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}, {"nesterov": True}])
+def test_momentum_starts_as_torch_starts_it(options: dict[str, bool]) -> None:
+    ours, torchs = (torch.optim.SGD(parameters(torch.float32), 0.1, momentum=0.9, **options) for _ in range(2))
+    initialise_state(ours)
+    assert [list(state) for state in ours.state.values()] == 2 * [["momentum_buffer"]]
+    for _ in range(2):
+        ours.step()
+        torchs.step()
+    assert_same_bits(list(ours.param_groups[0]["params"]), list(torchs.param_groups[0]["params"]))
+    assert_same_bits(ours.state_dict()["state"], torchs.state_dict()["state"])
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.SGD(parameters(torch.float32), 0.1),
+        torch.optim.SGD(parameters(torch.float32), 0.1, momentum=0.9, dampening=0.5),
+        torch.optim.RMSprop(parameters(torch.float32)),
+    ],
+    ids=["no momentum", "dampening", "RMSprop"],
+)
+def test_other_optimizers_are_left_alone(optimizer: Any) -> None:
     initialise_state(optimizer)
     assert not optimizer.state
 

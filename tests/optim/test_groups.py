@@ -2,8 +2,11 @@ import pytest
 import torch
 from torch import nn
 
+from lit_stable.model.config import GPTConfig
 from lit_stable.model.norm import LayerNorm, RMSNorm
+from lit_stable.model.qk_norm import CosineScale
 from lit_stable.optim.groups import audit, audit_rows, parameter_groups
+from lit_stable.optim.options import PatternOptions
 
 
 class Tiny(nn.Module):
@@ -130,3 +133,51 @@ def test_a_parameter_in_no_group_or_in_two_is_refused():
 def test_a_negative_weight_decay_is_refused():
     with pytest.raises(ValueError, match=r"weight_decay=-0.1: must be 0 or more\."):
         parameter_groups(nn.Linear(2, 2), -0.1)
+
+
+def test_with_decay_of_norms_their_gains_are_decayed_and_nothing_else_of_theirs():
+    module = Tiny()
+    module.g = CosineScale(GPTConfig(qk_norm="l2"))
+    groups = parameter_groups(module, 0.1, decay_norms=True)
+    assert by_name(groups, module)["norms"] == ["b.weight", "d.weight"]
+    assert by_name(groups, module)["norm_biases"] == ["b.bias", "g.scale"]
+    decay = {group["name"]: group["weight_decay"] for group in groups}
+    assert decay == {"weights": 0.1, "embeddings": 0.1, "norms": 0.1, "norm_biases": 0.0, "biases": 0.0}
+
+
+def test_patterns_take_parameters_out_of_their_role():
+    module = Tiny()
+    patterns = {"*.weight": PatternOptions(lr_factor=0.5), "c.*": PatternOptions(weight_decay=0.7)}
+    groups = parameter_groups(module, 0.1, patterns=patterns)
+    assert by_name(groups, module) == {
+        "weights": ["e"],
+        "weights of *.weight": ["head.weight"],
+        "weights of c.*": ["c.weight"],
+        "embeddings of *.weight": ["a.weight"],
+        "norms": ["b.bias"],
+        "norms of *.weight": ["b.weight", "d.weight"],
+        "biases": ["f"],
+        "biases of c.*": ["c.bias"],
+    }
+    found = {group["name"]: (group["weight_decay"], group.get("lr_factor")) for group in groups}
+    assert found["weights of *.weight"] == (0.1, 0.5)
+    assert found["weights of c.*"] == (0.7, 1.0)
+    assert found["norms of *.weight"] == (0.0, 0.5)
+    assert found["biases of c.*"] == (0.7, 1.0)
+    assert found["weights"] == (0.1, None)
+    audit_rows(groups, module)  # every parameter is in exactly one
+
+
+@pytest.mark.parametrize("patterns", [["b.c"], ["c.weight", "c.*"]], ids=["no such name", "all taken by the next"])
+def test_a_pattern_that_is_left_with_nothing_is_refused_with_the_names_there_are(patterns):
+    options = {pattern: PatternOptions(lr_factor=0.5) for pattern in patterns}
+    with pytest.raises(ValueError, match=r"is left with no trainable parameter; the names are a\.weight, ") as error:
+        parameter_groups(Tiny(), 0.1, patterns=options)
+    assert str(error.value).startswith(f"optimizer.patterns.{patterns[0]}: ")
+
+
+def test_a_pattern_sees_through_wrappers():
+    module = nn.Sequential()
+    module._orig_mod = nn.Linear(2, 2)
+    groups = parameter_groups(module, 0.1, patterns={"weight": PatternOptions(lr_factor=0.5)})
+    assert [group["name"] for group in groups] == ["weights of weight", "biases"]

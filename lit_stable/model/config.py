@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from lit_stable.model import attention_options
+from lit_stable.model.attention_options import AttentionOptions, attention_problems
+from lit_stable.model.embedding_options import EmbeddingOptions, PositionKind, embedding_problems
+from lit_stable.model.init_options import InitOptions, init_problems, named_std
 
 NormKind = Literal["layernorm", "rmsnorm"]
-MLPKind = Literal["gelu", "swiglu"]
-PositionKind = Literal["learned", "rope"]
-QKNormKind = Literal["none", "layernorm", "rmsnorm"]
+NormPosition = Literal["pre", "post_sublayer", "sandwich", "normformer"]
+NormGain = Literal["one", "zero_centred"]
+MLPKind = Literal["gelu", "gelu_tanh", "relu", "swiglu"]
 
 _SWIGLU_MULTIPLE = 64  # matrix units want round sizes; 8/3 d_model seldom is one
+_CHOICES: dict[str, Any] = {
+    "norm": NormKind,
+    "norm_position": NormPosition,
+    "norm_gain": NormGain,
+    "mlp": MLPKind,
+    "position": PositionKind,
+    **attention_options.CHOICES,
+}
 
 
 @dataclass(frozen=True)
-class GPTConfig:
-    """A pre-norm decoder-only transformer, by default with the options of GPT-2 (Radford et al. 2019).
+class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
+    """A decoder-only transformer, by default with the options of GPT-2 (Radford et al. 2019).
 
     Raises:
         ValueError: with one line per problem, all problems at once.
@@ -40,31 +53,29 @@ class GPTConfig:
     """Width of the residual stream."""
 
     d_ff: int | None = None
-    """Width inside the MLP. null: 4 d_model for gelu; 8/3 d_model, rounded up to a multiple of 64, for swiglu."""
+    """Width inside the MLP. null: 4 d_model; for swiglu 8/3 d_model, rounded up to a multiple of 64."""
 
     max_length: int = 1024
     """Longest sequence in tokens."""
 
     norm: NormKind = "layernorm"
-    """Norm before each sub-layer and before the head; statistics and gains are fp32 in every precision."""
+    """Kind of all norms but those of queries and keys; statistics and gains are fp32 in every precision."""
 
     norm_eps: float = 1e-5
     """Added to the variance inside every norm."""
 
+    norm_position: NormPosition = "pre"
+    """Norms of a block. pre: of each sub-layer's input. post_sublayer: of its output instead (Swin v2, Chameleon,
+    OLMo 2). sandwich: of both (CogView, Gemma 2). normformer: pre, and after attention, per head, and inside the MLP
+    (Shleifer et al. 2021, arXiv:2110.09456). The norm before the head is always there."""
+
+    norm_gain: NormGain = "one"
+    """one: gains are stored as they are. zero_centred: as gain - 1, so that weight decay, if it is asked for, pulls
+    them to 1, and 16 bits can hold small changes."""
+
     mlp: MLPKind = "gelu"
-    """gelu: exact GELU. swiglu: SiLU-gated linear unit (Shazeer 2020), three matrices."""
-
-    position: PositionKind = "learned"
-    """learned: a table added to the token embedding. rope: rotary phases in attention (Su et al. 2021)."""
-
-    rope_theta: float = 10000.0
-    """Base of the rotary wavelengths; read with `position: rope` only."""
-
-    qk_norm: QKNormKind = "none"
-    """Norm of each head's queries and keys, one gain for all heads of a layer (Dehghani et al. 2023)."""
-
-    embed_norm: bool = False
-    """Norm of the token embedding before positions are added, as in BLOOM and BloombergGPT."""
+    """gelu: exact GELU (Hendrycks and Gimpel 2016). gelu_tanh: its tanh form, as in GPT-2 and Megatron-LM. relu.
+    swiglu: SiLU-gated linear unit (Shazeer 2020), three matrices."""
 
     tied: bool = True
     """Share one matrix between token embedding and head."""
@@ -72,20 +83,25 @@ class GPTConfig:
     head_fp32: bool = False
     """Compute the logits in fp32 from fp32 weights, whatever the precision of the blocks (BloombergGPT)."""
 
+    logit_soft_cap: float | None = None
+    """cap * tanh(logit / cap) on every logit, in fp32 (Gemma 2); null: none."""
+
+    residual_fp32: bool = False
+    """Keep the residual stream in fp32 between sub-layers, which still compute in the precision of the blocks."""
+
     bias: bool = False
     """Biases in linear layers and in layer norms. The head never has one."""
 
     dropout: float = 0.0
-    """Probability, in [0, 1), of dropping embeddings, attention weights and sub-layer outputs."""
+    """Probability, in [0, 1), of dropping embeddings, attention weights and sub-layer outputs; `embed_dropout`,
+    `attention_dropout` and `residual_dropout` replace it one by one."""
 
-    init_std: float | Literal["small_init"] = 0.02
-    """Standard deviation of initial weights. small_init: sqrt(2 / (5 d_model)) (Nguyen and Salazar 2019)."""
-
-    residual_rescale: bool = True
-    """Divide the initial std of both output projections of a block by sqrt(2 n_layer) (GPT-2, Megatron-LM)."""
+    residual_dropout: float | None = None
+    """Of sub-layer outputs; null: `dropout`."""
 
     def __post_init__(self) -> None:
         problems = [*self._choice_problems(), *self._size_problems(), *self._range_problems()]
+        problems += attention_problems(self) + embedding_problems(self) + init_problems(self)
         if problems:
             raise ValueError("\n".join(problems))
 
@@ -94,7 +110,7 @@ class GPTConfig:
         """Width inside the MLP, with the default resolved."""
         if self.d_ff is not None:
             return self.d_ff
-        if self.mlp == "gelu":
+        if self.mlp != "swiglu":
             return 4 * self.d_model
         return -(-8 * self.d_model // (3 * _SWIGLU_MULTIPLE)) * _SWIGLU_MULTIPLE
 
@@ -104,15 +120,24 @@ class GPTConfig:
         return self.d_model // self.n_head
 
     @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads, with the default resolved."""
+        return self.n_head if self.n_kv_head is None else self.n_kv_head
+
+    @property
     def std(self) -> float:
         """Standard deviation of initial weights as a number."""
-        return math.sqrt(2 / (5 * self.d_model)) if self.init_std == "small_init" else float(self.init_std)
+        return named_std(self.init_std, self.d_model)
+
+    def dropout_of(self, place: Literal["embed", "attention", "residual"]) -> float:
+        """Dropout probability at one place, with the default resolved."""
+        own: float | None = getattr(self, f"{place}_dropout")
+        return self.dropout if own is None else own
 
     def _choice_problems(self) -> list[str]:
-        choices = {"norm": NormKind, "mlp": MLPKind, "position": PositionKind, "qk_norm": QKNormKind}
         return [
             f"model.gpt.{name}={getattr(self, name)!r}: must be one of {', '.join(get_args(kind))}."
-            for name, kind in choices.items()
+            for name, kind in _CHOICES.items()
             if getattr(self, name) not in get_args(kind)
         ]
 
@@ -144,14 +169,14 @@ class GPTConfig:
         return problems
 
     def _range_problems(self) -> list[str]:
-        positive = ["norm_eps", "rope_theta", *(["init_std"] if self.init_std != "small_init" else [])]
-        problems = []
-        for name in positive:
-            value = getattr(self, name)
-            # Written so that NaN fails too.
-            if isinstance(value, str) or not 0 < value < math.inf:
-                remedy = " or small_init" if name == "init_std" else ""
-                problems.append(f"model.gpt.{name}={value!r}: must be a finite number above 0{remedy}.")
-        if not 0 <= self.dropout < 1:
-            problems.append(f"model.gpt.dropout={self.dropout}: must be at least 0 and below 1.")
+        positive = ["norm_eps", "rope_theta", *(["logit_soft_cap"] if self.logit_soft_cap is not None else [])]
+        problems = [
+            f"model.gpt.{name}={getattr(self, name)!r}: must be a finite number above 0."
+            for name in positive
+            if not 0 < getattr(self, name) < math.inf  # written so that NaN fails too
+        ]
+        for name in ("dropout", "embed_dropout", "attention_dropout", "residual_dropout"):
+            rate = getattr(self, name)
+            if rate is not None and not 0 <= rate < 1:
+                problems.append(f"model.gpt.{name}={rate}: must be at least 0 and below 1.")
         return problems

@@ -1,4 +1,4 @@
-"""The GPT: embeddings, pre-norm blocks, head.
+"""The GPT: embeddings, blocks, head.
 
 It knows nothing of devices, sharding or precision plugins. Parameters may be fp32 under autocast, or arrive in bf16
 from a sharding wrapper; norms and an fp32 head are right in both cases.
@@ -6,81 +6,101 @@ from a sharding wrapper; norms and an fp32 head are right in both cases.
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from lit_stable.model.attention import Attention
+from lit_stable.model.attention_context import AttentionContext
+from lit_stable.model.attention_kernels import choose_kernel
+from lit_stable.model.compute_dtype import compute_dtype
 from lit_stable.model.config import GPTConfig
-from lit_stable.model.mlp import MLPS
-from lit_stable.model.norm import build_norm
-from lit_stable.model.rotary import Rotary
+from lit_stable.model.documents import document_positions
+from lit_stable.model.gradient_shrink import shrink_gradient
+from lit_stable.model.head import Head
+from lit_stable.model.laws import idle_overrides
+from lit_stable.model.mlp import build_mlp
+from lit_stable.model.norm import build_norm, sublayer_norms
 
 # B batch, T tokens, D d_model, V vocabulary
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each on the normed residual stream and added back to it. Blocks do not know their index."""
+    """Attention, then MLP, each added to the residual stream, with a norm before it, after it or both.
+
+    A norm that `norm_position` leaves out is the identity. Blocks do not know their index.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.attention_norm = build_norm(config.norm, config.d_model, config)
+        self.residual_fp32 = config.residual_fp32
+        self.attention_norm, self.attention_output_norm = sublayer_norms(config, "attention")
         self.attention = Attention(config)
-        self.mlp_norm = build_norm(config.norm, config.d_model, config)
-        self.mlp = MLPS[config.mlp](config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.mlp_norm, self.mlp_output_norm = sublayer_norms(config, "mlp")
+        self.mlp = build_mlp(config)
+        self.dropout = nn.Dropout(config.dropout_of("residual"))
 
-    def forward(self, x: torch.Tensor, rope: Rotary | None) -> torch.Tensor:
-        """x (B, T, D), any dtype -> (B, T, D), compute dtype."""
+    def forward(self, x: torch.Tensor, context: AttentionContext, layer: torch.Tensor | None = None) -> torch.Tensor:
+        """x (B, T, D), any dtype -> (B, T, D), compute dtype, or fp32 with `residual_fp32`."""
         # Not in `residual`, which may be compiled: it would be once more, for the dtype that the embeddings have.
-        return self.residual(x.to(_compute_dtype(self.attention.qkv.weight)), rope)
+        dtype = compute_dtype(self.attention.qkv.weight)
+        return self.residual(x.to(torch.float32 if self.residual_fp32 else dtype), context, layer)
 
-    def residual(self, x: torch.Tensor, rope: Rotary | None) -> torch.Tensor:
-        """x (B, T, D) with attention and MLP added to it, all in the compute dtype."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), rope))
-        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
+    def residual(self, x: torch.Tensor, context: AttentionContext, layer: torch.Tensor | None = None) -> torch.Tensor:
+        """x (B, T, D) with attention and MLP added to it, in its dtype."""
+        dtype = compute_dtype(self.attention.qkv.weight)
+        y = self.attention(self.attention_norm(x).to(dtype), context, layer)
+        x = x + self.dropout(self.attention_output_norm(y))
+        y = self.mlp(self.mlp_norm(x).to(dtype))
+        x = x + self.dropout(self.mlp_output_norm(y))
         return x
 
 
-class Head(nn.Linear):
-    """Logits of the next token, hidden (B, T, D) -> (B, T, V); with `head_fp32` products and result are fp32."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__(config.d_model, config.vocab_size, bias=False)
-        self.fp32 = config.head_fp32
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.fp32:
-            return super().forward(input)
-        with torch.autocast(input.device.type, enabled=False):
-            return F.linear(input.float(), self.weight.float())
-
-
 class GPT(nn.Module):
-    """A decoder-only transformer. Weights mean nothing until `lit_stable.model.init.initialise` has filled them."""
+    """A decoder-only transformer. Weights mean nothing until `lit_stable.model.init.initialise` has filled them.
+
+    Raises:
+        ValueError: when a pattern of `init_overrides` matches none of its matrices.
+
+    Attributes:
+        embed_gradient: Share of its gradient that the token embedding gets while training; set by whoever knows the
+            step, a 0-d tensor where a compiled graph must not depend on the value.
+        blocks_compiled: Whether the blocks are compiled, which decides what attention runs on.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
+        self.embed_gradient: torch.Tensor | float = config.embed_gradient(0)
+        self.blocks_compiled = False
         self.wte = nn.Embedding(config.vocab_size, config.d_model)
-        self.embed_norm = build_norm(config.norm, config.d_model, config) if config.embed_norm else None
+        self.embed_norm = build_norm(config.norm, config.d_model, config) if config.has_embed_norm else None
         self.wpe = nn.Embedding(config.max_length, config.d_model) if config.position == "learned" else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = nn.Dropout(config.dropout_of("embed"))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = build_norm(config.norm, config.d_model, config)
         self.head = Head(config)
         self.tie()
+        if problems := idle_overrides(self, config):
+            raise ValueError("\n".join(problems))
 
     def tie(self) -> None:
         """With `tied`, make the head's weight the token embedding again: `to_empty` gives each its own storage."""
         if self.config.tied:
             self.head.weight = self.wte.weight
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Token ids (B, T) -> logits (B, T, V), fp32 with `head_fp32`, else in the compute dtype."""
-        return self.head_logits(self.trunk(input_ids))
+    def forward(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+        """Token ids (B, T) -> logits (B, T, V), fp32 with `head_fp32`, else in the compute dtype.
 
-    def trunk(self, input_ids: torch.Tensor) -> torch.Tensor:
+        Args:
+            input_ids: Token ids (B, T).
+            documents: Document of each token, (B, T), as `document_ids` numbers them: tokens see no other than their
+                own. ``None``: each sample is one document.
+        """
+        return self.head_logits(self.trunk(input_ids, documents))
+
+    def trunk(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids (B, T) -> final normed residual stream (B, T, D).
 
         Raises:
@@ -89,32 +109,45 @@ class GPT(nn.Module):
         length, config = input_ids.shape[1], self.config
         if length > config.max_length:
             raise ValueError(f"A sequence of {length} tokens: model.gpt.max_length={config.max_length} is the longest.")
-        x: torch.Tensor = self.embed(input_ids)  # (B, T, D)
-        rope = None
-        if config.position == "rope":
-            rope = Rotary(length, config.head_size, config.rope_theta, x.device)
-        for block in self.blocks:
-            x = block(x, rope)
+        x: torch.Tensor = self.embed(input_ids, documents)  # (B, T, D)
+        context = self.attention_context(length, documents, x.device)
+        for index, block in enumerate(self.blocks):
+            x = block(x, context, context.layer(index))
         x = self.norm(x)
         return x
 
-    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids (B, T) -> residual stream before the first block (B, T, D), in the embedding's dtype."""
+        config = self.config
         x: torch.Tensor = self.wte(input_ids)
+        if config.embed_grad_shrink is not None and self.training:
+            x = shrink_gradient(x, self.embed_gradient)
+        if config.embed_scale != 1:
+            x = x * (math.sqrt(config.d_model) if config.embed_scale == "sqrt_d" else config.embed_scale)
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         if self.wpe is not None:
-            x = x + self.wpe(torch.arange(input_ids.shape[1], device=input_ids.device))  # (T, D) over the batch
+            positions = torch.arange(x.shape[1], device=x.device)  # (T,), for the whole batch
+            if documents is not None and config.reset_positions:
+                positions = document_positions(documents)  # (B, T)
+            x = x + self.wpe(positions)
         x = self.dropout(x)
         return x
+
+    def attention_context(self, length: int, documents: torch.Tensor | None, device: torch.device) -> AttentionContext:
+        """What the attention of all blocks shares in a forward pass over ``length`` tokens."""
+        dropouts: list[nn.Dropout] = [block.attention.dropout for block in self.blocks]  # type: ignore[union-attr, misc]
+        drops = self.training and any(dropout.p > 0 for dropout in dropouts)
+        kernel = choose_kernel(
+            self.config,
+            documents=documents is not None,
+            device_type=device.type,
+            compiled=self.blocks_compiled,
+            drops=drops,
+        )
+        return AttentionContext(self.config, length, documents, kernel, device)
 
     def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final residual stream (B, T, D) -> logits (B, T, V)."""
         logits: torch.Tensor = self.head(hidden)
         return logits
-
-
-def _compute_dtype(weight: torch.Tensor) -> torch.dtype:
-    # Asked inside the block: there a sharding wrapper has put the weights it will multiply with.
-    device = weight.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype

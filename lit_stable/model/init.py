@@ -18,10 +18,7 @@ from torch import nn
 from lit_stable.callbacks.seeds import mix
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
-
-# Put into names by recomputation, compile and FSDP1.
-_WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.|_fsdp_wrapped_module\.")
-_RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight")
+from lit_stable.model.laws import Law, law_of, plain_name, sinusoids
 
 
 def initialise(gpt: GPT, seed: int) -> None:
@@ -34,45 +31,38 @@ def initialise(gpt: GPT, seed: int) -> None:
 def init_module(module: nn.Module, prefix: str, config: GPTConfig, seed: int) -> None:
     """Fill every parameter in `module`, whose place in the GPT is `prefix` ("blocks.3.", or "" for the whole).
 
-    Linear and embedding weights: normal, mean 0, std `declared_std`. Norm gains: 1. Biases: 0. The draw is fp32 and
-    is rounded to the parameter's dtype. Fill before sharding: the draw is of the whole parameter.
+    Each starts by its law (`laws.py`). The draw is fp32 and is rounded to the parameter's dtype. Fill before sharding:
+    the draw is of the whole parameter, and so is the shape that a Xavier bound follows from.
     """
     for name, param in module.named_parameters(prefix.removesuffix(".")):
-        std = declared_std(name, param, config)
-        if std is None:
-            param.fill_(declared_constant(name))
-            continue
-        generator = torch.Generator(param.device).manual_seed(mix(seed, zlib.crc32(_plain(name, config).encode())))
-        draw = torch.empty(param.shape, device=param.device, dtype=torch.float32).normal_(0, std, generator=generator)
-        param.copy_(draw)
+        law = law_of(name, param.shape, config)
+        if law.kind == "constant":
+            param.fill_(law.value)
+        elif law.kind == "sinusoidal":
+            param.copy_(sinusoids(*param.shape))
+        else:
+            key = mix(seed, zlib.crc32(plain_name(name, config).encode()))
+            param.copy_(_draw(law, param, torch.Generator(param.device).manual_seed(key)))
 
 
-def declared_std(name: str, param: torch.Tensor, config: GPTConfig) -> float | None:
-    """The standard deviation that a parameter starts with; None for gains and biases, which start constant."""
-    if param.ndim < 2:
-        return None
-    if config.residual_rescale and _WRAPPERS.sub("", name).endswith(_RESIDUAL_OUTPUTS):
-        # 2L sub-layers add to the residual stream; their variances sum to that of one.
-        return config.std / math.sqrt(2 * config.n_layer)
-    return config.std
-
-
-def declared_constant(name: str) -> float:
-    """What a parameter without std starts with: norm gains 1, biases 0."""
-    return 0.0 if name.endswith("bias") else 1.0
+def _draw(law: Law, param: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    draw = torch.empty(param.shape, device=param.device, dtype=torch.float32)
+    if law.kind == "uniform":
+        return draw.uniform_(-law.bound, law.bound, generator=generator)
+    return draw.normal_(0, law.value, generator=generator)
 
 
 @dataclass(frozen=True)
 class InitRow:
     """One parameter in the audit.
 
-    `declared` and `measured` are standard deviations about zero where `drawn`, else the constant and the entry that is
-    furthest from it.
+    `declared` and `measured` are standard deviations about zero where the law is no constant, else the constant and the
+    entry that is furthest from it.
     """
 
     name: str
     shape: tuple[int, ...]
-    drawn: bool
+    law: str
     declared: float
     measured: float
     ok: bool
@@ -82,10 +72,10 @@ def audit_init(named_full_tensors: Iterable[tuple[str, torch.Tensor]], config: G
     """Measure initial weights against what the configuration declares, after every pass that may have changed them.
 
     A drawn tensor of n entries is right when its std is within five standard errors, 5 / sqrt(2 n), of the declared
-    one (relative, at least 1e-3); a constant one when every entry is exact. Tensors must be whole, not shards; each
-    costs one read from its device.
+    one (relative, at least 1e-3), and no entry of a uniform one is out of bounds; a constant or a table when every
+    entry is exact. Tensors must be whole, not shards; each costs one or two reads from its device.
     """
-    return [_audit_row(_plain(name, config), tensor.detach(), config) for name, tensor in named_full_tensors]
+    return [_audit_row(plain_name(name, config), tensor.detach(), config) for name, tensor in named_full_tensors]
 
 
 def format_audit(rows: list[InitRow]) -> str:
@@ -94,13 +84,13 @@ def format_audit(rows: list[InitRow]) -> str:
     for row in rows:
         groups.setdefault(re.sub(r"\.\d+\.", ".*.", row.name), []).append(row)
     width = max(map(len, [*groups, "parameter"]))
-    lines = [f"{'parameter':{width}}  count  law       declared    measured (min, max)       off"]
+    lines = [f"{'parameter':{width}}  count  law         declared    measured (min, max)       off"]
     for name, group in groups.items():
         low, high = min(row.measured for row in group), max(row.measured for row in group)
         off = sum(not row.ok for row in group)
-        law = "normal" if group[0].drawn else "constant"
         lines.append(
-            f"{name:{width}}  {len(group):5}  {law:8}  {group[0].declared:<10.6g}  {low:<11.6g} {high:<11.6g}  {off:4}"
+            f"{name:{width}}  {len(group):5}  {group[0].law:10}  {group[0].declared:<10.6g}"
+            f"  {low:<11.6g} {high:<11.6g}  {off:4}"
         )
     for row in rows:
         if not row.ok:
@@ -109,21 +99,19 @@ def format_audit(rows: list[InitRow]) -> str:
 
 
 def _audit_row(name: str, tensor: torch.Tensor, config: GPTConfig) -> InitRow:
-    std, shape = declared_std(name, tensor, config), tuple(tensor.shape)
-    if std is None:
-        constant = declared_constant(name)
-        measured = constant + _furthest(tensor.float() - constant)
-        return InitRow(name, shape, False, constant, measured, measured == constant)
+    law, shape = law_of(name, tensor.shape, config), tuple(tensor.shape)
+    if law.kind == "constant":
+        measured = law.value + _furthest(tensor.float() - law.value)
+        return InitRow(name, shape, law.kind, law.value, measured, bool((tensor == law.value).all()))
     measured = tensor.float().square().mean().sqrt().item()  # about zero, so that a shifted mean shows too
     tolerance = max(5 / math.sqrt(2 * tensor.numel()), 1e-3)
-    return InitRow(name, shape, True, std, measured, abs(measured / std - 1) <= tolerance)
+    ok = abs(measured / law.value - 1) <= tolerance
+    if law.kind == "uniform":
+        ok = ok and bool((tensor.float().abs() <= law.bound).all())
+    if law.kind == "sinusoidal":
+        ok = torch.equal(tensor.cpu(), sinusoids(*shape).to(tensor.dtype))
+    return InitRow(name, shape, law.kind, law.value, measured, ok)
 
 
 def _furthest(deviations: torch.Tensor) -> float:
     return deviations[deviations.abs().argmax()].item()
-
-
-def _plain(name: str, config: GPTConfig) -> str:
-    """The name that decides the draw: free of wrappers, and one for a tied matrix whichever module is filled first."""
-    name = _WRAPPERS.sub("", name)
-    return "wte.weight" if config.tied and name == "head.weight" else name

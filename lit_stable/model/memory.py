@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lit_stable.model.attention_kernels import choose_kernel
 from lit_stable.model.config import GPTConfig
-from lit_stable.model.formulas import parameter_count
+from lit_stable.model.formulas import block_norms, mlp_inputs, parameter_count
 
 
 def memory_per_device(
@@ -15,15 +16,17 @@ def memory_per_device(
     width: int,
     recompute: bool,
     stored: int = 4,
-    state_bytes: int | None = None,
+    state_bytes: float | None = None,
     tensor_parallel: int = 1,
+    compiled: bool = True,
 ) -> dict[str, float]:
     """Bytes by what they hold: weights, gradients, optimizer states (all sharded), activations, logits.
 
     Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4) for a flash-style attention, which keeps
     no attention matrix: per layer the inputs of norms, linears and non-linearities that the backward pass reads. Under
-    ``recompute`` only each block's input is kept, and one block's activations exist at a time. Kernel workspaces, the
-    allocator's slack and communication buffers are not counted.
+    ``recompute`` only each block's input is kept, and one block's activations exist at a time. Where the options leave
+    no such kernel (see `choose_kernel`), scores and masks are counted too. Kernel workspaces, the allocator's slack and
+    communication buffers are not.
 
     Args:
         shards: Devices that share the weights; 1 when each holds them whole.
@@ -32,19 +35,54 @@ def memory_per_device(
         stored: Bytes of a stored weight, gradient or moment.
         state_bytes: Of the optimizer states over all shards; ``None``: two moments of ``stored`` bytes.
         tensor_parallel: Devices that split the inside of the sub-layers; logits are gathered on each.
+        compiled: Whether blocks are compiled, on CUDA.
     """
     parameters = parameter_count(config)
     tokens = micro_batch * length
-    # Per token and layer, in units of d_model: two norm inputs and outputs (4), q, k, v and attention output (4), and
-    # the MLP's inner activations before and after the non-linearity. The norms see the whole on every device.
-    inner = config.hidden / config.d_model * (3 if config.mlp == "swiglu" else 2)
-    block = tokens * config.d_model * width * (4 + (4 + inner) / tensor_parallel)
-    kept = config.n_layer * tokens * config.d_model * width + block if recompute else config.n_layer * block
+    block = tokens * _block_bytes_per_token(config, length, width, tensor_parallel, compiled)
+    stream = 4 if config.residual_fp32 else width
+    kept = config.n_layer * tokens * config.d_model * stream + block if recompute else config.n_layer * block
+    # The logits, their gradient, the fp32 copy that the loss reads; under a cap its tanh and the capped logits.
+    per_logit = 2 * width + 4 + (4 + width if config.logit_soft_cap is not None else 0)
     return {
         "weights": stored * parameters / shards,
         "gradients": stored * parameters / shards,
         "optimizer states": (2 * stored * parameters if state_bytes is None else state_bytes) / shards,
-        "activations": kept,
-        # The logits, their gradient, and the fp32 copy that the loss reads.
-        "logits": tokens * config.vocab_size * (2 * width + 4),
+        "activations": kept + _mask_bytes(config, micro_batch, length, compiled),
+        "logits": tokens * config.vocab_size * per_logit,
     }
+
+
+def _block_bytes_per_token(config: GPTConfig, length: int, width: int, tensor_parallel: int, compiled: bool) -> float:
+    d, stream = config.d_model, 4 if config.residual_fp32 else width
+    # Input and output of each norm; those of a residual stream in fp32 have wide inputs.
+    norms = block_norms(config) * d * (stream + width)
+    heads = (2 + 2 * config.kv_heads / config.n_head) * d * width  # queries, attention output; keys and values
+    if config.qk_norm != "none":
+        heads += (1 + config.kv_heads / config.n_head) * d * width
+    if config.norm_position == "normformer":  # the norm inside the MLP, whole on every device as the others are
+        norms += config.hidden * width
+    inner = config.hidden * width * (1 + mlp_inputs(config))  # before and after the non-linearity
+    masks = 2 * d if config.dropout_of("residual") else 0  # one byte per element dropped or not, twice a block
+    return norms + masks + (heads + inner + _score_bytes(config, length, width, compiled)) / tensor_parallel
+
+
+def _score_bytes(config: GPTConfig, length: int, width: int, compiled: bool) -> float:
+    """Of one query's scores over all heads, where they are written out: softmax in fp32, its copy for the product."""
+    if _kernel(config, compiled) != "explicit":
+        return 0
+    drops, capped = config.dropout_of("attention") > 0, config.attention_soft_cap is not None
+    return config.n_head * length * (4 + width + (5 if drops else 0) + (4 if capped else 0))
+
+
+def _mask_bytes(config: GPTConfig, micro_batch: int, length: int, compiled: bool) -> float:
+    """Of the mask that all blocks share."""
+    if _kernel(config, compiled) not in ("masked", "explicit"):
+        return 0
+    samples = micro_batch if config.document_mask else 1
+    return samples * length * length * (4 * config.n_head if config.position == "alibi" else 1)
+
+
+def _kernel(config: GPTConfig, compiled: bool) -> str:
+    drops = config.dropout_of("attention") > 0
+    return choose_kernel(config, documents=config.document_mask, device_type="cuda", compiled=compiled, drops=drops)

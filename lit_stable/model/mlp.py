@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.norm import build_norm
 
 # B batch, T tokens, D d_model, F width inside the MLP
 
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+"""`GPTConfig.mlp` -> the function between the two matrices of an `MLP`."""
 
-class GELUMLP(nn.Module):
-    """down(GELU(up(x))), with the exact GELU (Hendrycks and Gimpel 2016)."""
+
+class MLP(nn.Module):
+    """down(f(up(x))), with f a GELU or ReLU; under NormFormer a norm follows f."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[config.mlp]
         self.up = nn.Linear(config.d_model, config.hidden, bias=config.bias)
+        self.inner_norm = _inner_norm(config)
         self.down = nn.Linear(config.hidden, config.d_model, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, T, D) -> (B, T, D)."""
-        y: torch.Tensor = self.down(F.gelu(self.up(x)))  # (B, T, F) inside
+        y: torch.Tensor = self.down(self.inner_norm(self.activation(self.up(x))))  # (B, T, F) inside
         return y
 
 
 class SwiGLUMLP(nn.Module):
-    """down(SiLU(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202, equation 6)."""
+    """down(SiLU(gate(x)) * up(x)) (Shazeer 2020, arXiv:2002.05202, equation 6); NormFormer norms the product."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.gate = nn.Linear(config.d_model, config.hidden, bias=config.bias)
         self.up = nn.Linear(config.d_model, config.hidden, bias=config.bias)
+        self.inner_norm = _inner_norm(config)
         self.down = nn.Linear(config.hidden, config.d_model, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, T, D) -> (B, T, D)."""
-        y: torch.Tensor = self.down(F.silu(self.gate(x)) * self.up(x))  # (B, T, F) inside
+        y: torch.Tensor = self.down(self.inner_norm(F.silu(self.gate(x)) * self.up(x)))  # (B, T, F) inside
         return y
 
 
-MLPS: dict[str, type[GELUMLP] | type[SwiGLUMLP]] = {"gelu": GELUMLP, "swiglu": SwiGLUMLP}
-"""`GPTConfig.mlp` -> class."""
+def build_mlp(config: GPTConfig) -> MLP | SwiGLUMLP:
+    """The MLP of a block by `GPTConfig.mlp`."""
+    return SwiGLUMLP(config) if config.mlp == "swiglu" else MLP(config)
+
+
+def _inner_norm(config: GPTConfig) -> nn.Module:
+    normed = config.norm_position == "normformer"
+    return build_norm(config.norm, config.hidden, config) if normed else nn.Identity()

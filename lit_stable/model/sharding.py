@@ -57,6 +57,7 @@ def build_gpt(
         raise ValueError("\n".join(problems))
     with torch.device("meta"):
         gpt = GPT(config)
+    gpt.blocks_compiled = compile_blocks
     for index, block in enumerate(gpt.blocks):
         _materialise(block, f"blocks.{index}.", config, device, seed)
         if tensor_mesh is not None:

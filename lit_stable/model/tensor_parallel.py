@@ -36,17 +36,20 @@ from lit_stable.model.norm import is_norm
 def tensor_parallel_problems(config: GPTConfig, ranks: int) -> list[str]:
     """What keeps a model from being split over so many ranks."""
     problems = []
-    for name, size in (("n_head", config.n_head), ("d_ff", config.hidden), ("vocab_size", config.vocab_size)):
+    heads = "n_head" if config.n_kv_head is None else "n_kv_head"
+    for name, size in ((heads, config.kv_heads), ("d_ff", config.hidden), ("vocab_size", config.vocab_size)):
         if size % ranks:
             below = size // ranks * ranks
             legal = " and ".join(str(n) for n in (below, below + ranks) if n)
             problems.append(
                 f"model.gpt.{name}={size}: must be a multiple of mesh.tensor_parallel={ranks}; nearest legal: {legal}."
             )
-    groups = dropout_groups(config.n_head)
-    if config.dropout and config.n_head % ranks == 0 and groups % ranks:
+    groups = dropout_groups(config.kv_heads)
+    dropout = "dropout" if config.attention_dropout is None else "attention_dropout"
+    rate = config.dropout_of("attention")
+    if rate and config.kv_heads % ranks == 0 and groups % ranks:
         problems.append(
-            f"model.gpt.dropout={config.dropout}: attention draws it for {groups} groups of heads, which"
+            f"model.gpt.{dropout}={rate}: attention draws it for {groups} groups of heads, which"
             f" mesh.tensor_parallel={ranks} cannot share evenly; take a size that divides {groups}, or no dropout."
         )
     return problems

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from lit_stable.model.attention import causal
 from lit_stable.model.attention_dropout import drop_by_groups, dropout_groups
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: slice, p: float) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (2, 2), (6, 2), (8, 8), (12, 4), (16, 8), (25, 1), (40, 8)])

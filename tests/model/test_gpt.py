@@ -47,6 +47,24 @@ def names(gpt: GPT) -> set[str]:
             | {"norm.bias", "blocks.0.attention_norm.bias", "blocks.0.mlp_norm.bias"},
             set(),
         ),
+        ({"stable_embedding": True}, {"embed_norm.weight"}, set()),
+        ({"position": "alibi"}, set(), {"wpe.weight"}),
+        ({"qk_norm": "l2"}, {"blocks.0.attention.qk_scale.scale"}, set()),
+        (
+            {"norm_position": "post_sublayer"},
+            {"blocks.0.attention_output_norm.weight", "blocks.0.mlp_output_norm.weight"},
+            {"blocks.0.attention_norm.weight", "blocks.0.mlp_norm.weight"},
+        ),
+        (
+            {"norm_position": "sandwich"},
+            {"blocks.0.attention_output_norm.weight", "blocks.0.mlp_output_norm.weight"},
+            set(),
+        ),
+        (
+            {"norm_position": "normformer"},
+            {f"blocks.0.{part}.weight" for part in ["attention_output_norm", "attention.head_scale", "mlp.inner_norm"]},
+            set(),
+        ),
     ],
 )
 def test_option_changes_the_state_dict_and_old_weights_are_refused(fields, added, removed):
@@ -64,7 +82,16 @@ def test_tied_head_is_one_storage_and_untied_is_not():
     assert not torch.equal(untied.head.weight, untied.wte.weight)
 
 
-@pytest.mark.parametrize("fields", [{}, {"position": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": "rmsnorm"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"position": "rope", "mlp": "swiglu", "norm": "rmsnorm", "qk_norm": "rmsnorm"},
+        {"position": "alibi", "norm_position": "normformer", "n_kv_head": 2, "mlp": "relu"},
+        {"attention_soft_cap": 5.0, "norm_position": "sandwich", "qk_norm": "l2", "qk_layer_scaling": "megatron"},
+        {"norm_position": "post_sublayer", "attention_scale": "pre_sqrt", "qk_layer_scaling": "hf_inverse_layer"},
+    ],
+)
 def test_a_later_token_never_changes_an_earlier_logit(fields):
     gpt, tokens = build(**fields), ids(1, 12)
     changed = tokens.clone()
@@ -111,10 +138,113 @@ def test_embedding_norm_comes_before_positions():
     assert gpt.embed(ids(1, 12)).mean().item() == pytest.approx(5.0, abs=1e-4)
 
 
+@pytest.mark.parametrize(("scale", "factor"), [("sqrt_d", 32**0.5), (12.0, 12.0)])
+def test_embedding_scale_multiplies_tokens_and_not_positions(scale, factor):
+    plain, scaled = build(), build(embed_scale=scale)
+    positions = plain.wpe(torch.arange(12))
+    torch.testing.assert_close(scaled.embed(ids(2, 12)) - positions, factor * (plain.embed(ids(2, 12)) - positions))
+
+
+def test_shrunk_embedding_has_the_same_logits_and_the_share_of_its_gradient():
+    gradients = {}
+    for share in (1.0, 0.1):
+        gpt = build(tied=False, embed_grad_shrink=0.5)
+        gpt.embed_gradient = torch.tensor(share)
+        logits = gpt(ids(2, 12))
+        assert torch.equal(logits, build(tied=False)(ids(2, 12)))
+        logits.square().sum().backward()
+        gradients[share] = {name: parameter.grad for name, parameter in gpt.named_parameters()}
+    shrunk, whole = gradients[0.1].pop("wte.weight"), gradients[1.0].pop("wte.weight")
+    torch.testing.assert_close(shrunk, 0.1 * whole, rtol=1e-5, atol=1e-7)  # rows of repeated tokens are sums
+    assert all(torch.equal(gradients[0.1][name], gradient) for name, gradient in gradients[1.0].items())
+
+
+def test_a_tied_head_keeps_its_whole_gradient():
+    gpt, plain = build(embed_grad_shrink=0.0), build()
+    for model in (gpt, plain):
+        model.embed_gradient = torch.tensor(0.0)
+        model(ids(1, 12)).square().sum().backward()
+    unseen = sorted(set(range(50)) - set(ids(1, 12).flatten().tolist()))
+    assert torch.equal(gpt.wte.weight.grad[unseen], plain.wte.weight.grad[unseen])  # these rows were only in the head
+    assert not torch.equal(gpt.wte.weight.grad, plain.wte.weight.grad)
+
+
+@pytest.mark.parametrize(
+    ("place", "modules"),
+    [
+        ("post_sublayer", ["attention_output_norm", "mlp_output_norm"]),
+        ("sandwich", ["attention_output_norm", "mlp_output_norm"]),
+        ("normformer", ["attention_output_norm"]),
+    ],
+)
+def test_norms_after_sublayers_give_what_is_added_rms_one(place, modules):
+    gpt, seen = build(norm_position=place, norm_eps=1e-12), []
+    for name in modules:
+        gpt.blocks[1].get_submodule(name).register_forward_hook(lambda _, args, y: seen.append(y))
+    gpt(ids(2, 12))
+    assert len(seen) == len(modules)
+    for y in seen:
+        torch.testing.assert_close(y.square().mean(-1), torch.ones(2, 12))
+
+
+def test_a_block_by_hand_for_every_norm_position():
+    x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(2))
+    for place in ("pre", "post_sublayer", "sandwich", "normformer"):
+        gpt = build(norm_position=place)
+        block, context = gpt.blocks[0], gpt.attention_context(6, None, x.device)
+
+        def norm(y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.layer_norm(y, (32,))
+
+        attended = block.attention(x if place == "post_sublayer" else norm(x), context)
+        middle = x + (attended if place == "pre" else norm(attended))
+        fed = block.mlp(middle if place == "post_sublayer" else norm(middle))
+        expected = middle + (norm(fed) if place in ("post_sublayer", "sandwich") else fed)
+        torch.testing.assert_close(block(x, context), expected)
+
+
+@pytest.mark.parametrize("precision", ["autocast", "bf16 weights"])
+def test_residual_stream_in_fp32_holds_what_bf16_would_lose(precision):
+    streams = {}
+    for wide in (False, True):
+        gpt = build(residual_fp32=wide, position="rope")
+        if precision == "bf16 weights":
+            gpt = gpt.bfloat16()
+        seen = []
+        for block in gpt.blocks:
+            block.attention.qkv.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0].dtype))
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+            x = gpt.embed(ids(1, 8))
+            context = gpt.attention_context(8, None, x.device)
+            streams[wide] = gpt.blocks[1](gpt.blocks[0](x, context), context)
+            assert gpt(ids(1, 8)).dtype == torch.bfloat16
+        assert set(seen) == {torch.bfloat16}  # sub-layers compute in bf16 either way
+    assert (streams[False].dtype, streams[True].dtype) == (torch.bfloat16, torch.float32)
+    assert not torch.equal(streams[True], streams[True].bfloat16().float())
+
+
+def test_zero_centred_gains_start_the_same_model():
+    torch.testing.assert_close(
+        build(norm_gain="zero_centred", qk_norm="rmsnorm", norm_position="normformer")(ids(2, 12)),
+        build(qk_norm="rmsnorm", norm_position="normformer")(ids(2, 12)),
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"qk_norm": "rmsnorm"}])
+def test_layer_scaling_divides_by_the_number_of_the_layer_and_megatron_multiplies_again(fields):
+    def logits(scaling: str, **more) -> torch.Tensor:
+        return build(init_std=0.5, qk_layer_scaling=scaling, **fields, **more)(ids(2, 12))
+
+    plain = logits("none")
+    torch.testing.assert_close(logits("megatron"), plain, atol=1e-4, rtol=1e-4)
+    assert (logits("hf_inverse_layer") - plain).abs().max() > 1e-2
+    torch.testing.assert_close(logits("hf_inverse_layer", n_layer=1), logits("none", n_layer=1))  # number 1 is neutral
+
+
 def test_residual_stream_and_logits_have_the_autocast_dtype():
     gpt, seen = build(position="rope", qk_norm="layernorm"), []
     for block in gpt.blocks:
-        block.register_forward_hook(lambda _, args, y: seen.append((y.dtype, args[1].cos.dtype)))
+        block.register_forward_hook(lambda _, args, y: seen.append((y.dtype, args[1].rope.cos.dtype)))
     with torch.autocast("cpu", torch.bfloat16):
         assert gpt(ids(1, 4)).dtype == torch.bfloat16
     assert seen == [(torch.bfloat16, torch.float32)] * 2
@@ -150,6 +280,24 @@ def test_dropout_acts_in_training_only():
     assert torch.equal(gpt(ids(1, 8)), build()(ids(1, 8)))
 
 
+@pytest.mark.parametrize(
+    ("field", "rates"),
+    [("embed_dropout", (0.5, 0, 0)), ("attention_dropout", (0, 0.5, 0)), ("residual_dropout", (0, 0, 0.5))],
+)
+def test_each_dropout_can_be_set_apart(field, rates):
+    def found(gpt: GPT) -> tuple[float, float, float]:
+        return gpt.dropout.p, gpt.blocks[1].attention.dropout.p, gpt.blocks[1].dropout.p
+
+    assert found(build(**{field: 0.5})) == rates
+    assert found(build(dropout=0.5, **{field: 0.0})) == tuple(0.5 - rate for rate in rates)
+
+
+def test_without_embedding_dropout_the_embedding_is_deterministic():
+    gpt = build(dropout=0.5, embed_dropout=0.0)
+    assert torch.equal(gpt.embed(ids(1, 8)), gpt.embed(ids(1, 8)))
+    assert not torch.equal(gpt(ids(1, 8)), gpt(ids(1, 8)))
+
+
 @pytest.mark.parametrize("place", ["dropout", "blocks.0.dropout", "blocks.0.attention.dropout"])
 def test_every_place_of_dropout_drops_and_follows_its_module(place):
     gpt = build()
@@ -163,7 +311,7 @@ def test_sharding_wrapper_in_bf16_leaves_norms_phases_and_fp32_head_alone():
     gpt, seen = build(position="rope", norm="rmsnorm", qk_norm="layernorm", head_fp32=True), []
     gpt.head.weight.data.fill_(1 + 2**-10)
     for block in gpt.blocks:
-        block.register_forward_hook(lambda block, args, y: seen.append((y.dtype, args[1].cos.dtype)))
+        block.register_forward_hook(lambda block, args, y: seen.append((y.dtype, args[1].rope.cos.dtype)))
         block.attention.qkv.register_forward_pre_hook(lambda qkv, args: seen.append((args[0].dtype, qkv.weight.dtype)))
     gpt.norm.register_forward_hook(lambda norm, args, y: seen.append((y.dtype, norm.weight.dtype)))
     bf16, fp32 = MixedPrecisionPolicy(param_dtype=torch.bfloat16), MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -189,7 +337,10 @@ def test_sharding_wrapper_in_bf16_leaves_norms_phases_and_fp32_head_alone():
 
 
 def test_block_compiles_as_one_graph_and_once_for_all_blocks():
-    gpt = build(position="rope", qk_norm="rmsnorm", mlp="swiglu")
+    gpt = build(
+        position="rope", qk_norm="l2", mlp="swiglu", norm_position="normformer", n_kv_head=2,
+        qk_layer_scaling="hf_inverse_layer", residual_fp32=True,
+    )  # fmt: skip
     expected = gpt(ids(2, 12))
     graphs = []
 

@@ -100,7 +100,13 @@ def test_bf16_parameters_hold_the_rounded_fp32_draw():
 
 
 def test_audit_passes_what_initialise_made():
-    for fields in ({}, {"init_std": "small_init", "mlp": "swiglu", "tied": False}, {"residual_rescale": False}):
+    for fields in (
+        {},
+        {"init_std": "small_init", "mlp": "swiglu", "tied": False},
+        {"residual_rescale": False},
+        {"init_std": "mtnlg", "norm_gain": "zero_centred", "norm_position": "normformer", "qk_norm": "l2"},
+        {"stable_embedding": True, "init_overrides": {"wpe.weight": "sinusoidal", "blocks.0.*": 0.1}},
+    ):
         config = dataclasses.replace(TINY, **fields)
         gpt = build(config)
         rows = audit_init(gpt.named_parameters(), config)
@@ -133,6 +139,37 @@ def test_audit_finds_one_wrong_parameter(name, damage):
     damage(gpt.get_parameter(name).data)
     rows = audit_init(gpt.named_parameters(), TINY)
     assert [row.name for row in rows if not row.ok] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("wte.weight", lambda w: w.normal_(0, math.sqrt(2 / (257 + 64)))),  # the right spread by the wrong law
+        ("wpe.weight", lambda w: w[3, 5].add_(1e-6)),
+        ("blocks.0.attention.qk_scale.scale", lambda s: s.add_(1e-5)),
+    ],
+)
+def test_audit_finds_one_wrong_parameter_of_the_other_laws(name, damage):
+    config = dataclasses.replace(TINY, stable_embedding=True, qk_norm="l2", init_overrides={"wpe.weight": "sinusoidal"})
+    gpt = build(config)
+    assert all(row.ok for row in audit_init(gpt.named_parameters(), config))
+    damage(gpt.get_parameter(name).data)
+    assert [row.name for row in audit_init(gpt.named_parameters(), config) if not row.ok] == [name]
+
+
+def test_xavier_fills_its_bounds_evenly():
+    weight = build(dataclasses.replace(TINY, stable_embedding=True)).wte.weight
+    bound = math.sqrt(6 / (257 + 64))
+    assert 0.99 * bound < weight.abs().max() <= bound
+    shares = torch.histc(weight.detach(), bins=4, min=-bound, max=bound) / weight.numel()
+    torch.testing.assert_close(shares, torch.full((4,), 0.25), atol=0.02, rtol=0)
+
+
+def test_an_override_changes_its_matrices_and_no_others():
+    plain, changed = build(), build(dataclasses.replace(TINY, init_overrides={"blocks.1.mlp.*": 0.1}))
+    moved = {name for name, p in changed.named_parameters() if not torch.equal(p, plain.get_parameter(name))}
+    assert moved == {"blocks.1.mlp.up.weight", "blocks.1.mlp.down.weight"}
+    assert changed.blocks[1].mlp.down.weight.std().item() == pytest.approx(0.1, rel=0.03)
 
 
 def test_audit_table_takes_blocks_together():

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lit_stable.model.loss import next_token_loss, sample_losses
+from lit_stable.model.loss import next_token_loss, next_token_loss_with_z, sample_losses
 
 
 def test_uniform_logits_cost_log_vocabulary_per_label():
@@ -43,3 +43,23 @@ def test_nothing_to_predict_is_zero_and_not_nan():
     total.backward()
     assert (total.item(), count.item()) == (0.0, 0)
     assert not logits.grad.any()
+
+
+def test_z_loss_is_the_squared_log_of_the_denominator_over_labelled_positions():
+    torch.manual_seed(0)
+    logits, labels = (2 * torch.randn(2, 3, 7)).requires_grad_(), torch.tensor([[1, -100, 2], [-100, 6, 0]])
+    total, count, z = next_token_loss_with_z(logits, labels)
+    assert torch.equal(torch.stack((total, count.float())), torch.stack(next_token_loss(logits, labels)))
+    kept = labels != -100
+    log_z = logits.double().exp().sum(-1).log()
+    assert z.item() == pytest.approx((log_z[kept] ** 2).sum().item(), rel=1e-6)
+    (gradient,) = torch.autograd.grad(z, logits)
+    expected = 2 * log_z[..., None] * logits.double().softmax(-1) * kept[..., None]
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_z_loss_of_bf16_logits_is_fp32():
+    logits = (50 + torch.randn(1, 4, 4096)).bfloat16()
+    z = next_token_loss_with_z(logits, torch.zeros(1, 4, dtype=torch.long))[2]
+    assert z.dtype == torch.float32
+    assert z.item() == pytest.approx(logits.double().logsumexp(-1).square().sum().item(), rel=1e-6)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lit_stable.model.config import GPTConfig
-from lit_stable.model.norm import LayerNorm, RMSNorm, build_norm, is_norm
+from lit_stable.model.norm import LayerNorm, RMSNorm, build_norm, is_norm, sublayer_norms
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
@@ -38,6 +38,41 @@ def test_rmsnorm_has_no_bias_and_keeps_the_mean():
     norm = build_norm("rmsnorm", 2, GPTConfig(bias=True, norm_eps=1e-12))
     assert [name for name, _ in norm.named_parameters()] == ["weight"]
     torch.testing.assert_close(norm(torch.tensor([3.0, 4.0])), torch.tensor([3.0, 4.0]) / 12.5**0.5)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_zero_centred_gains_are_stored_less_one(kind):
+    torch.manual_seed(0)
+    x, gains = torch.randn(5, 8), 1 + torch.randn(8)
+    plain, centred = (build_norm(kind, 8, GPTConfig(norm_gain=gain)) for gain in ("one", "zero_centred"))
+    plain.weight.data, centred.weight.data = gains, gains - 1
+    torch.testing.assert_close(centred(x), plain(x))
+
+
+def test_zero_centred_gains_in_bf16_hold_steps_that_gains_of_one_lose():
+    step = 2.0**-12
+    plain, centred = (
+        build_norm("rmsnorm", 4, GPTConfig(norm_gain=gain)).bfloat16() for gain in ("one", "zero_centred")
+    )
+    plain.weight.data.fill_(1.0).add_(step)
+    centred.weight.data.fill_(0.0).add_(step)
+    assert [norm(torch.ones(4)).max().item() for norm in (plain, centred)] == pytest.approx([1.0, 1 + step], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("place", "attention", "mlp"),
+    [
+        ("pre", "before", "before"),
+        ("post_sublayer", "after", "after"),
+        ("sandwich", "before after", "before after"),
+        ("normformer", "before after", "before"),
+    ],
+)
+def test_norms_of_a_sublayer_by_position(place, attention, mlp):
+    for sublayer, expected in (("attention", attention), ("mlp", mlp)):
+        before, after = sublayer_norms(GPTConfig(norm_position=place), sublayer)
+        found = [name for name, norm in (("before", before), ("after", after)) if is_norm(norm)]
+        assert " ".join(found) == expected
 
 
 def test_norms_are_known_by_type():

@@ -45,6 +45,15 @@ def test_a_size_that_splits_a_dropout_group_is_refused_with_dropout_only():
         " evenly; take a size that divides 4, or no dropout."
     )
     assert problems(4, dropout=0.1, **odd) == []
+    assert problems(3, dropout=0.1, attention_dropout=0.0, **odd) == []
+    assert problems(3, attention_dropout=0.1, **odd)[0].startswith("model.gpt.attention_dropout=0.1: ")
+
+
+def test_grouped_queries_are_split_by_their_keys():
+    assert problems(2, n_kv_head=2) == []
+    assert problems(2, n_kv_head=1) == [
+        "model.gpt.n_kv_head=1: must be a multiple of mesh.tensor_parallel=2; nearest legal: 2.",
+    ]
 
 
 @pytest.fixture

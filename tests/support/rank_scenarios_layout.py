@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
+from lit_stable.model.attention_context import AttentionContext
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import Block
 from lit_stable.model.norm import LayerNorm
@@ -111,14 +112,15 @@ def norm_inside_the_mlp() -> dict[str, Any]:
     found = []
     for split in (False, True):
         torch.manual_seed(3)
-        block = Block(GPTConfig(n_head=4, d_model=32, vocab_size=8, max_length=8, qk_norm="rmsnorm", bias=True))
+        config = GPTConfig(n_head=4, d_model=32, vocab_size=8, max_length=8, qk_norm="rmsnorm", bias=True)
+        block = Block(config)
         block.mlp = NormedMLP()
         for parameter in block.parameters():
             nn.init.normal_(parameter, 0.5, 0.3)
         if split:
             split_block(block, mesh["tensor_parallel"])
         x = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(4), requires_grad=True)
-        y = block(x, None)
+        y = block(x, AttentionContext(config, 8, None, "sdpa", x.device))
         (y * torch.linspace(-1, 1, 32)).sum().backward()
         optimizer = torch.optim.SGD(block.parameters(), lr=0.0)
         average_whole_gradients(optimizer) if split else None

@@ -1,0 +1,90 @@
+"""The plan of memory: what each option adds, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lit_stable.model.config import GPTConfig
+from lit_stable.model.formulas import parameter_count
+from lit_stable.model.memory import memory_per_device
+
+D, LAYERS, TOKENS = 64, 3, 2 * 32
+
+
+def plan(recompute: bool = False, compiled: bool = True, tensor_parallel: int = 1, **fields) -> dict[str, float]:
+    config = GPTConfig(vocab_size=50, n_layer=LAYERS, n_head=4, d_model=D, max_length=32, **fields)
+    return memory_per_device(
+        config,
+        micro_batch=2,
+        length=32,
+        shards=2,
+        width=2,
+        tensor_parallel=tensor_parallel,
+        recompute=recompute,
+        compiled=compiled,
+    )
+
+
+def test_weights_and_states_follow_from_parameters():
+    config = GPTConfig(vocab_size=50, n_layer=LAYERS, n_head=4, d_model=D, max_length=32)
+    parts = plan()
+    parameters = parameter_count(config)
+    assert (parts["weights"], parts["optimizer states"]) == (4 * parameters / 2, 8 * parameters / 2)
+    parts = memory_per_device(
+        config, micro_batch=2, length=32, shards=2, width=2, stored=2, state_bytes=100, recompute=False
+    )
+    assert (parts["weights"], parts["optimizer states"]) == (2 * parameters / 2, 50)
+
+
+BASE = LAYERS * TOKENS * D * 2 * 16  # two norms, four projections, 8 d_model inside the MLP
+
+
+@pytest.mark.parametrize(
+    ("fields", "added"),
+    [
+        ({}, 0),
+        ({"mlp": "swiglu", "d_ff": 256}, LAYERS * TOKENS * 256 * 2),
+        ({"norm_position": "sandwich"}, LAYERS * TOKENS * D * 2 * 4),
+        ({"norm_position": "normformer"}, LAYERS * TOKENS * (D * 2 * 2 + 256 * 2)),
+        ({"n_kv_head": 1}, -LAYERS * TOKENS * D * 2 * 2 * 3 // 4),
+        ({"qk_norm": "l2"}, LAYERS * TOKENS * D * 2 * 2),
+        ({"residual_fp32": True}, LAYERS * TOKENS * D * 2 * 2),
+        ({"residual_dropout": 0.1}, LAYERS * TOKENS * D * 2),
+        ({"position": "alibi"}, 0),  # FlexAttention writes nothing out
+        ({"attention_soft_cap": 50.0, "document_mask": True}, 0),
+        ({"attention_kernel": "explicit"}, LAYERS * TOKENS * 4 * 32 * 6 + 32 * 32),
+        ({"attention_soft_cap": 50.0, "attention_dropout": 0.1}, LAYERS * TOKENS * 4 * 32 * 15 + 32 * 32),
+    ],
+    ids=str,
+)
+def test_activations(fields, added):
+    assert plan(**fields)["activations"] == BASE + added
+
+
+@pytest.mark.parametrize(
+    ("fields", "whole"),
+    [
+        ({}, LAYERS * TOKENS * D * 2 * 4),
+        ({"norm_position": "normformer"}, LAYERS * TOKENS * (D * 2 * 6 + 256 * 2)),
+        ({"attention_kernel": "explicit"}, LAYERS * TOKENS * D * 2 * 4 + 32 * 32),
+    ],
+    ids=str,
+)
+def test_tensor_parallel_devices_share_what_is_inside_the_sublayers(fields, whole):
+    one, two = (plan(tensor_parallel=ranks, **fields)["activations"] for ranks in (1, 2))
+    assert two == whole + (one - whole) / 2
+
+
+def test_masks_of_a_model_that_is_not_compiled():
+    assert plan(compiled=False, document_mask=True)["activations"] == BASE + 2 * 32 * 32
+    scores = LAYERS * TOKENS * 4 * 32 * 6
+    assert plan(compiled=False, position="alibi")["activations"] == BASE + scores + 4 * 4 * 32 * 32
+
+
+def test_recomputation_keeps_the_stream_and_one_block():
+    assert plan(recompute=True)["activations"] == LAYERS * TOKENS * D * 2 + BASE / LAYERS
+
+
+def test_capped_logits_are_kept_twice():
+    assert plan()["logits"] == TOKENS * 50 * 8
+    assert plan(logit_soft_cap=30.0)["logits"] == TOKENS * 50 * 14

@@ -1,0 +1,62 @@
+"""Unit length of queries and keys, and the scale that goes with it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lit_stable.model.config import GPTConfig
+from lit_stable.model.gpt import GPT
+from lit_stable.model.init import initialise
+from lit_stable.model.norm import is_norm
+from lit_stable.model.qk_norm import CosineScale, L2Norm, build_qk_norms
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
+def test_length_is_one_whatever_comes_in(dtype, size):
+    torch.manual_seed(0)
+    y = L2Norm()((size * torch.randn(2, 3, 4, 16)).to(dtype))
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float().norm(dim=-1), torch.ones(2, 3, 4), atol=1e-2, rtol=0)
+
+
+def test_squares_are_summed_in_fp32():
+    x = torch.full((1, 64), 300.0).half()  # the sum of squares, 5.8e6, is beyond fp16
+    torch.testing.assert_close(L2Norm()(x), torch.full((1, 64), 0.125).half())
+
+
+def test_learned_scale_starts_at_its_law_and_gets_a_gradient():
+    config = GPTConfig(vocab_size=10, n_layer=2, n_head=2, d_model=16, max_length=8, qk_norm="l2")
+    gpt = GPT(config)
+    initialise(gpt, 0)
+    scales = [block.attention.qk_scale.scale for block in gpt.blocks]
+    assert [scale.item() for scale in scales] == pytest.approx(2 * [math.log2(56)])
+    gpt(torch.arange(8)[None]).square().sum().backward()
+    assert all(scale.grad.item() != 0 for scale in scales)
+
+
+def test_fixed_scale_is_no_parameter():
+    scale = CosineScale(GPTConfig(qk_norm="l2", qk_l2_scale=8.0))
+    assert not list(scale.parameters())
+    assert torch.equal(scale(torch.ones(2, 4)), torch.full((2, 4), 8.0))
+
+
+def test_the_scale_is_kept_whole_and_in_fp32_as_norms_are():
+    assert is_norm(CosineScale(GPTConfig(qk_norm="l2")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [
+        ("none", [nn.Identity] * 3),
+        ("layernorm", [nn.LayerNorm, nn.LayerNorm, nn.Identity]),
+        ("rmsnorm", [nn.RMSNorm, nn.RMSNorm, nn.Identity]),
+        ("l2", [L2Norm, L2Norm, CosineScale]),
+    ],
+)
+def test_each_kind_builds_its_norms(kind, types):
+    assert all(map(isinstance, build_qk_norms(GPTConfig(qk_norm=kind)), types))

@@ -3,55 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
-from torch.optim import AdamW
+from torch.optim import Optimizer
 
-from lit_stable.callbacks import Progress, SequenceLengthWarmup
+from lit_stable.callbacks import EffectiveLR, Progress, SequenceLengthWarmup
 from lit_stable.callbacks.base import MisconfigurationException, rank_zero_info, rank_zero_warn
 from lit_stable.callbacks.optimizer_state import initialise_state
+from lit_stable.callbacks.progress import Mark
 from lit_stable.callbacks.safe_checkpoints import KEY
+from lit_stable.callbacks.topology import data_parallel_size
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.documents import document_ids, find_separator
 from lit_stable.model.formulas import flops_per_token
 from lit_stable.model.gpt import GPT
 from lit_stable.model.loss import sample_losses
 from lit_stable.model.sharding import build_gpt
-from lit_stable.optim.groups import parameter_groups
+from lit_stable.optim.build import build_optimizer
+from lit_stable.optim.options import ADAMW, OptimizerOptions
 from lit_stable.optim.schedule import LRSchedule, resolve_conflict
+from lit_stable.optim.write_back import recipe_values, write_back
 from lit_stable.strategies.mesh import data_mesh, tensor_mesh
 from lit_stable.strategies.precisions import BF16_TRUE_WARNING, precision_problem
+from lit_stable.strategies.predivide import predivide_gradients, refuse_factor
+from lit_stable.training_loss import TrainingLoss
 from lit_stable.validation_losses import ValidationLosses
 
-
-@dataclass(frozen=True)
-class AdamWOptions:
-    """AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101), always fused; decay multiplied by the learning rate."""
-
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the first and second moment, each in [0, 1)."""
-    eps: float = 1e-8
-    """Added to the root of the second moment, > 0."""
-    weight_decay: float = 0.1
-    """Of linear weights and, if so chosen, embeddings; norms and biases are never decayed."""
-    decay_embeddings: bool = True
-    """Whether embedding weights are decayed too."""
-
-    def __post_init__(self) -> None:
-        problems = [f"optimizer.betas={self.betas}: each must lie in [0, 1)."] if _bad_betas(self.betas) else []
-        if self.eps <= 0:
-            problems.append(f"optimizer.eps={self.eps}: must be > 0.")
-        if self.weight_decay < 0:
-            problems.append(f"optimizer.weight_decay={self.weight_decay}: must be >= 0.")
-        if problems:
-            raise ValueError("\n".join(problems))
-
-
-def _bad_betas(betas: tuple[float, float]) -> bool:
-    return not all(0 <= beta < 1 for beta in betas)
+_DECAY = "independent decay"  # name of our modifier
 
 
 class GPTModule(LightningModule):
@@ -61,43 +43,71 @@ class GPTModule(LightningModule):
     The learning rate of a step is a function of what was committed before it. Hyper-parameters always come from the
     recipe: a resume writes them over what the checkpoint restored, and says what changed.
 
-    Logged at logging steps: ``train/loss`` (nats per token, mean over the whole global batch, in fp32) and ``lr``; at
-    validation ``val/loss`` and per named set and source ``val/NAME/loss`` and ``val/NAME/perplexity``.
+    With ``gpt.document_mask`` tokens attend within their own document, in training and validation: as the batch numbers
+    them (``documents``, (B, T)), else by the end-of-document tokens among ``input_ids``.
+
+    Logged at logging steps: ``train/loss`` (cross-entropy in nats per token, mean over the whole global batch, in
+    fp32), ``lr``, with ``z_loss`` also ``train/z_loss`` (what it adds) and with ``gpt.embed_grad_shrink``
+    ``train/embed_gradient`` (the share); at validation ``val/loss`` and per named set and source ``val/NAME/loss`` and
+    ``val/NAME/perplexity``.
 
     Args:
         gpt: The model.
         schedule: The learning rate.
-        optimizer: AdamW's options.
+        optimizer: Which optimizer, with which options.
         seed_init: Of the initial weights.
         compile: Compile each block: ``auto`` = on CUDA only.
         recompute: Activation checkpointing: run each block a second time in the backward pass.
+        z_loss: Weight of the mean of log(Z)^2 in the training loss, Z being the softmax's denominator; 0: none. 1e-4 in
+            PaLM (arXiv:2204.02311, section 5).
+        gradient_predivide: Divide gradients by this before they are added up over the ranks, and by the rest
+            afterwards, under ddp and fsdp2; null: as the strategy does by itself. 32 in OPT.
+
+    Raises:
+        ValueError: when a value is out of range; in ``setup``, when nobody names the end-of-document token that a
+            document mask needs.
+        MisconfigurationException: at the start of a fit, when the strategy cannot pre-divide.
     """
 
     def __init__(
         self,
         gpt: GPTConfig,
         schedule: LRSchedule,
-        optimizer: AdamWOptions = AdamWOptions(),
+        optimizer: OptimizerOptions = ADAMW,
         seed_init: int = 0,
         compile: Literal["auto", "on", "off"] = "auto",
         recompute: bool = False,
+        z_loss: float = 0.0,
+        gradient_predivide: float | None = None,
     ) -> None:
         super().__init__()
+        refuse_factor(gradient_predivide)
         self.config = gpt
         self.schedule = schedule
         self.optimizer_options = optimizer
         self.seed_init = seed_init
         self.compile_blocks = compile
         self.recompute = recompute
+        self.training_loss = TrainingLoss(z_loss)
+        self.gradient_predivide = gradient_predivide
         self.gpt: GPT | None = None
         self.validation_losses = ValidationLosses()
         self.window_loss: Tensor | None = None  # mean loss of the last committed window, fp32, on the device
         self.sample_losses: tuple[Tensor, Tensor, Tensor] | None = None  # what `SourceLoss` reads
-        self._losses: list[Tensor] = []
-        self._loss_function = sample_losses
+        self._separator: int | None = None
         self._recipe_groups: list[dict[str, Any]] = []
 
     # -- model -------------------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        if self.config.document_mask:
+            self._separator = find_separator(self.config, self.trainer.datamodule)  # type: ignore[attr-defined]
+        if stage == "fit" and self.optimizer_options.decay == "independent":
+            EffectiveLR.of(self.trainer).add_option(_DECAY, "weight_decay", self._independent_decay)
+
+    def teardown(self, stage: str) -> None:
+        if stage == "fit" and self.optimizer_options.decay == "independent":
+            EffectiveLR.of(self.trainer).remove(_DECAY)
 
     def configure_model(self) -> None:
         if self.gpt is not None:
@@ -121,8 +131,7 @@ class GPTModule(LightningModule):
             recompute=self.recompute,
         )
         if compiled:
-            # In a region of its own the fp32 copy of the logits is never written to memory.
-            self._loss_function = torch.compile(sample_losses, dynamic=False if fixed_shapes else None)
+            self.training_loss.compile(dynamic=False if fixed_shapes else None)
 
     def _judge_precision(self) -> None:
         strategy = self.trainer.strategy
@@ -132,11 +141,16 @@ class GPTModule(LightningModule):
         if precision == "bf16-true":
             rank_zero_warn(BF16_TRUE_WARNING)
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Token ids (B, T) -> logits (B, T, V)."""
+    def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Token ids (B, T), and the document of each if there is a document mask -> logits (B, T, V)."""
         assert self.gpt is not None
-        logits: Tensor = self.gpt(input_ids)
+        if documents is None and self._separator is not None:
+            documents = document_ids(input_ids, self._separator)
+        logits: Tensor = self.gpt(input_ids, documents)
         return logits
+
+    def _forward_batch(self, batch: Mapping[str, Tensor]) -> Any:
+        return self(batch["input_ids"], batch.get("documents") if self.config.document_mask else None)
 
     def count_batch(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
         """(samples, tokens) of this rank's batch, for ``Progress``."""
@@ -152,32 +166,47 @@ class GPTModule(LightningModule):
         # Not in configure_optimizers: `EightBitAdam` converts what that returns, and needs no 32-bit moments.
         for optimizer in self.trainer.optimizers:
             initialise_state(optimizer)
+        factor, ranks = self.gradient_predivide, data_parallel_size(self.trainer)
+        if factor is not None and not predivide_gradients(self.trainer.strategy, factor, ranks):
+            rank_zero_info(f"model.gradient_predivide={factor}: one data-parallel rank, so no sum to divide before.")
 
     def on_train_start(self) -> None:
-        self._losses = []
-        self._write_back_hyperparameters()
+        self.training_loss.clear()
+        for line in write_back(self.trainer.optimizers[0], self._recipe_groups):
+            rank_zero_info(line)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         start = Progress.of(self.trainer).scheduled
         lr = self.schedule.lr(getattr(start, self.schedule.unit))
         for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_factor", 1.0)
+        if self.config.embed_grad_shrink is not None:
+            assert self.gpt is not None
+            # Filled on the device: the host waits for nothing, and a compiled graph sees a tensor.
+            self.gpt.embed_gradient = torch.full((), self.config.embed_gradient(start.steps), device=self.device)
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
-        sums, counts = self._loss_function(self(batch["input_ids"]), batch["labels"])  # (B,), (B,)
-        loss: Tensor = sums.sum() / counts.sum()
-        self.sample_losses = sums.detach(), counts, batch["source"]
-        self._losses.append(loss.detach())
+        loss, sums, counts = self.training_loss(self._forward_batch(batch), batch["labels"])
+        self.sample_losses = sums, counts, batch["source"]
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        losses, self._losses = self._losses, []
-        if not is_reported_step(self.trainer, self.trainer.global_step + 1):
+        reported = is_reported_step(self.trainer, self.trainer.global_step + 1)
+        means = self.training_loss.window(self._mean_over_ranks if reported else None)
+        if not reported:
             return
-        self.window_loss = self.trainer.strategy.reduce(torch.stack(losses).mean(), reduce_op="mean")
-        self.log("train/loss", self.window_loss)
+        self.window_loss = means["loss"]
+        for name, mean in means.items():
+            self.log(f"train/{name}", mean)
+        if self.config.embed_grad_shrink is not None:
+            assert self.gpt is not None
+            self.log("train/embed_gradient", self.gpt.embed_gradient)
         self.log("lr", optimizer.param_groups[0]["lr"])
         self.log("step", float(Progress.of(self.trainer).steps))  # the loggers' x axis
+
+    def _mean_over_ranks(self, value: Tensor) -> Tensor:
+        mean: Tensor = self.trainer.strategy.reduce(value, reduce_op="mean")
+        return mean
 
     # -- validation --------------------------------------------------------------------------------------------------
 
@@ -189,7 +218,7 @@ class GPTModule(LightningModule):
         self.validation_losses.start(sets, self.device)
 
     def validation_step(self, batch: Mapping[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        sums, counts = sample_losses(self(batch["input_ids"]), batch["labels"])
+        sums, counts = sample_losses(self._forward_batch(batch), batch["labels"])
         self.validation_losses.update(dataloader_idx, sums, counts, batch["source"])
 
     def on_validation_epoch_end(self) -> None:
@@ -203,25 +232,16 @@ class GPTModule(LightningModule):
 
     # -- optimizer ---------------------------------------------------------------------------------------------------
 
-    def configure_optimizers(self) -> AdamW:
+    def configure_optimizers(self) -> Optimizer:
         assert self.gpt is not None
-        options = self.optimizer_options
-        groups = parameter_groups(self.gpt, options.weight_decay, options.decay_embeddings)
-        optimizer = AdamW(groups, lr=self.schedule.peak, betas=options.betas, eps=options.eps, fused=True)
-        self._recipe_groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        optimizer = build_optimizer(self.gpt, self.optimizer_options, self.schedule.peak)
+        self._recipe_groups = recipe_values(optimizer)
         return optimizer
 
-    def _write_back_hyperparameters(self) -> None:
-        for group, recipe in zip(self.trainer.optimizers[0].param_groups, self._recipe_groups, strict=True):
-            for key, value in recipe.items():
-                restored = group.get(key)
-                if (
-                    key in ("betas", "eps", "weight_decay")
-                    and restored is not None
-                    and _plain(restored) != _plain(value)
-                ):
-                    rank_zero_info(f"optimizer group {recipe['name']}: {key} {restored} -> {value} (recipe)")
-                group[key] = value
+    def _independent_decay(self, mark: Mark, value: float, group: int) -> float:
+        # AdamW takes lr x decay from a weight; with this it takes what was asked for x lr / peak, for every group.
+        factor: float = self._recipe_groups[group].get("lr_factor", 1.0)
+        return value / (self.schedule.peak * factor)
 
     # -- checkpoint --------------------------------------------------------------------------------------------------
 
@@ -237,10 +257,6 @@ class GPTModule(LightningModule):
                 raise MisconfigurationException(str(error)) from error
             for line in lines:
                 rank_zero_info(f"model.{line} (on_conflict: {self.schedule.on_conflict})")
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def is_reported_step(trainer: Trainer, step: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,26 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from tiny_fit import Watch, quiet_trainer
-from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, VOCAB, NumberedData, fit, sample, tiny_module
+from tiny_gpt_run import (
+    GLOBAL_BATCH,
+    LENGTH,
+    MICRO_BATCH,
+    VOCAB,
+    NumberedData,
+    equal_bits,
+    fit,
+    sample,
+    tiny_module,
+)
 from torch.nn import functional as F
 
-from lit_stable.callbacks import AccumulationWindows, Progress, SafeCheckpoints
+from lit_stable.callbacks import AccumulationWindows, EffectiveLR, LROverride, Progress, SafeCheckpoints
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.documents import document_ids
 from lit_stable.model.gpt import GPT
-from lit_stable.module import AdamWOptions, GPTModule, is_reported_step
+from lit_stable.module import GPTModule, is_reported_step
+from lit_stable.optim.options import OptimizerOptions, PatternOptions
 from lit_stable.optim.schedule import LRSchedule
 
 CONFIG = tiny_module().config
@@ -129,7 +142,7 @@ def test_every_parameter_has_its_state_before_the_first_step():
 
 
 def test_options_come_from_the_recipe_after_a_load_and_changes_are_printed(checkpoint, caplog):
-    options = AdamWOptions(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, decay_embeddings=False)
+    options = OptimizerOptions(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.3, decay_embeddings=False)
     with said(caplog):
         run = fit(steps=3, module=module(optimizer=options), ckpt_path=checkpoint)
     groups = {group["name"]: group for group in run.trainer.optimizers[0].param_groups}
@@ -164,17 +177,199 @@ def said(caplog: pytest.LogCaptureFixture):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "kind"), [({"name": "adam"}, torch.optim.Adam), ({"name": "sgd"}, torch.optim.SGD)]
+)
+def test_other_optimizers_train_and_resume(options, kind, tmp_path):
+    if kind is torch.optim.SGD:
+        options = {**options, "momentum": 0.9}
+
+    def run(steps: int, **more: Any) -> Any:
+        return fit(steps=steps, module=module(optimizer=OptimizerOptions(**options)), **more)
+
+    save = Watch("on_train_end", lambda trainer: trainer.save_checkpoint(tmp_path / "two.ckpt"))
+    straight, _ = run(4), run(2, callbacks=(save,))
+    resumed = run(4, ckpt_path=tmp_path / "two.ckpt")
+    assert type(straight.trainer.optimizers[0]) is kind
+    assert resumed.rows == straight.rows[2:]
+    assert equal_bits(resumed.weights, straight.weights)
+
+
+def test_groups_of_patterns_have_their_share_of_the_rate():
+    options = OptimizerOptions(patterns={"blocks.0.*": PatternOptions(lr_factor=0.5)})
+    seen: list[list[float]] = []
+
+    def read(trainer: Trainer, *args: Any) -> None:
+        seen.append([group["lr"] for group in trainer.optimizers[0].param_groups])
+
+    note = Watch("on_train_batch_end", read)
+    run = fit(steps=3, module=module(optimizer=options), callbacks=(note,))
+    names = [group["name"] for group in run.trainer.optimizers[0].param_groups]
+    assert names == ["weights", "weights of blocks.0.*", "embeddings", "norms", "norms of blocks.0.*"]
+    lr = run.module.schedule.lr(2)
+    assert seen[-1] == [lr, lr / 2, lr, lr, lr / 2]
+
+
+# -- decay -----------------------------------------------------------------------------------------------------------
+
+
+class Decayed(Callback):
+    """What each optimizer step took from a weight that got no gradient, relative to it."""
+
+    def __init__(self) -> None:
+        self.rows: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.weight = pl_module.gpt.blocks[1].mlp.up.weight
+        self.before = self.weight.detach().double().clone()
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if len(self.rows) < Progress.of(trainer).steps:
+            self.rows.append(1 - (self.weight.detach().double() / self.before).median().item())
+
+
+def test_independent_decay_takes_decay_times_rate_over_peak(tmp_path):
+    decayed = Decayed()
+    options = OptimizerOptions(weight_decay=0.1, decay="independent")
+    run = fit(steps=4, module=module(optimizer=options), callbacks=(decayed,))
+    shares = [run.module.schedule.lr(step) / 1e-2 for step in range(4)]
+    assert shares[0] == 0
+    assert decayed.rows == pytest.approx([0.1 * share for share in shares], abs=1e-6)
+    assert run.trainer.optimizers[0].param_groups[0]["weight_decay"] == 0.1  # between steps as the recipe has it
+
+
+@pytest.mark.parametrize(
+    ("decay", "extra", "factor"),
     [
-        ({"betas": (0.9, 1.0)}, r"optimizer.betas=\(0.9, 1.0\): each must lie in \[0, 1\)\."),
-        ({"eps": 0.0}, r"optimizer.eps=0.0: must be > 0\."),
-        ({"weight_decay": -1.0}, r"optimizer.weight_decay=-1.0: must be >= 0\."),
-        ({"eps": -1.0, "weight_decay": -1.0}, r"eps=-1.0: .*\noptimizer.weight_decay=-1.0"),
+        ("coupled", {}, 1e-2),  # of lr / peak: the step takes lr x weight_decay
+        ("independent", {}, 1.0),
+        ("independent", {"patterns": {"blocks.1.*": PatternOptions(lr_factor=0.25)}}, 1.0),  # whatever its own rate
     ],
 )
-def test_wrong_optimizer_options_are_refused_all_at_once(options, message):
+def test_an_override_of_decay_is_meant_as_the_recipes_is(decay, extra, factor):
+    decayed = Decayed()
+    options = OptimizerOptions(decay=decay, **extra)
+    override = LROverride(start=3, weight_decay=0.02)
+    run = fit(steps=4, module=module(optimizer=options), callbacks=(decayed, override))
+    share = run.module.schedule.lr(3) / 1e-2
+    assert decayed.rows[3] == pytest.approx(0.02 * share * factor, abs=1e-6)
+
+
+def test_independent_decay_leaves_no_modifier_behind():
+    run = fit(steps=1, module=module(optimizer=OptimizerOptions(decay="independent")))
+    mark = Progress.of(run.trainer).mark
+    assert EffectiveLR.of(run.trainer).effective("weight_decay", mark, 0.5, 0) == 0.5
+
+
+# -- what a step does otherwise --------------------------------------------------------------------------------------
+
+
+def logged(steps: int, tmp_path: Path, **options: Any) -> list[dict[str, float]]:
+    """The rows of the log of a fit; ``config`` is for the GPT, the rest for the module."""
+    config = {**asdict(CONFIG), **options.pop("config", {})}
+    logger = CSVLogger(tmp_path, name="", version="log")
+    own = [Progress(), AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)]
+    trainer = quiet_trainer(*own, max_steps=steps, log_every_n_steps=1, logger=logger)
+    trainer.fit(GPTModule(GPTConfig(**config), module().schedule, **options), datamodule=NumberedData())
+    with (tmp_path / "log" / "metrics.csv").open() as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def test_z_loss_is_logged_apart_and_minimised_with_the_loss(tmp_path):
+    plain, with_z = (logged(3, tmp_path / str(weight), z_loss=weight) for weight in (0.0, 0.1))
+    assert not any("train/z_loss" in row for row in plain)
+    first = with_z[0]
+    assert first["train/loss"] == plain[0]["train/loss"]  # the cross-entropy alone
+    assert first["train/z_loss"] == pytest.approx(0.1 * math.log(VOCAB) ** 2, rel=0.02)  # nearly uniform logits
+    assert with_z[2]["train/z_loss"] < first["train/z_loss"]
+    assert with_z[2]["train/loss"] != plain[2]["train/loss"]
+
+
+def test_validation_knows_no_z_loss():
+    losses = {}
+    for weight in (0.0, 0.5):
+        run = fit(steps=2, module=module(LRSchedule(peak=1e-9, shape="constant"), z_loss=weight))  # nearly no step
+        losses[weight] = float(run.trainer.callback_metrics["val/loss"])
+    assert losses[0.5] == pytest.approx(losses[0.0], rel=1e-6)
+
+
+def test_the_share_of_the_embeddings_gradient_follows_the_step_and_a_resume(tmp_path):
+    shrink = {"config": {"embed_grad_shrink": [(1, 0.1), (3, 0.5)]}}
+    shares = [row["train/embed_gradient"] for row in logged(5, tmp_path, **shrink)]
+    assert shares == pytest.approx([0.1, 0.1, 0.3, 0.5, 0.5])
+
+    def run(steps: int, **more: Any) -> Any:
+        return fit(steps=steps, embed_grad_shrink=[(1, 0.1), (3, 0.5)], **more)
+
+    save = Watch("on_train_end", lambda trainer: trainer.save_checkpoint(tmp_path / "two.ckpt"))
+    straight, _ = run(4), run(2, callbacks=(save,))
+    resumed = run(4, ckpt_path=tmp_path / "two.ckpt")
+    assert equal_bits(resumed.weights, straight.weights)
+    assert not equal_bits(straight.weights, fit(steps=4).weights)
+
+
+def test_without_shrinking_the_share_is_not_logged(tmp_path):
+    assert not any("train/embed_gradient" in row for row in logged(1, tmp_path))
+
+
+# -- documents -------------------------------------------------------------------------------------------------------
+
+
+class WithEnd(NumberedData):
+    """Data that name their end-of-document token."""
+
+    eot_id = 39
+
+
+def test_documents_are_those_between_the_tokens_that_the_data_name():
+    config = {**asdict(CONFIG), "document_mask": True}
+    trainer = quiet_trainer(Progress())
+    run = GPTModule(GPTConfig(**config), module().schedule)
+    value = trainer.validate(run, datamodule=WithEnd(), verbose=False)[0]["val/loss"]
+    tokens = torch.stack([sample(10_000 + k) for k in range(4 * MICRO_BATCH)])
+    inputs, labels = tokens[:, :-1], tokens[:, 1:]
+    documents = document_ids(inputs, 39)
+    assert documents.max() > 0
+    with torch.no_grad():
+        masked, whole = (
+            F.cross_entropy(run.gpt(inputs, seen).flatten(0, 1), labels.flatten()).item() for seen in (documents, None)
+        )
+    assert value == pytest.approx(masked, rel=1e-6)
+    assert value != pytest.approx(whole, rel=1e-6)
+
+
+def test_documents_that_the_batch_numbers_come_before_those_of_separators():
+    inputs = torch.stack([sample(k)[:-1] for k in range(2)])
+    given = torch.arange(LENGTH).expand(2, -1) // 5
+    runs = []
+    for mask in (True, False):
+        run = fit(steps=1, document_mask=mask, document_separator=3).module
+        source = torch.zeros(2, dtype=torch.long)
+        batch = {"input_ids": inputs, "labels": inputs, "source": source, "documents": given}
+        with torch.no_grad():
+            loss = run.training_step(batch, 0).item()
+            expected = run.gpt(inputs, given if mask else None)
+        assert loss == pytest.approx(F.cross_entropy(expected.flatten(0, 1), inputs.flatten()).item(), rel=1e-6)
+        runs.append(loss)
+    assert runs[0] != runs[1]
+
+
+def test_a_document_mask_without_a_separator_is_refused():
+    with pytest.raises(ValueError, match="NumberedData names no end-of-document token"):
+        fit(steps=1, document_mask=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"z_loss": -1.0}, r"model\.z_loss=-1\.0: must be a finite number >= 0\."),
+        ({"gradient_predivide": 0.0}, r"model\.gradient_predivide=0\.0: must be a finite number > 0, or null\."),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        AdamWOptions(**options)
+        module(**options)
 
 
 # -- conflicts between recipe and checkpoint -------------------------------------------------------------------------

@@ -15,11 +15,12 @@ from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state
 from lit_stable.cli.check_batches import batches
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
-from lit_stable.model.formulas import parameter_breakdown
+from lit_stable.model.formulas import parameter_breakdown, parameter_count
 from lit_stable.model.gpt import GPT
 from lit_stable.model.memory import memory_per_device
 from lit_stable.module import GPTModule
-from lit_stable.optim.groups import audit, parameter_groups
+from lit_stable.optim.build import optimizer_groups
+from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.console import human_bytes, human_count
 from lit_stable.run.start import describe
@@ -91,8 +92,7 @@ def _model(module: GPTModule, gpt: GPT) -> str:
 
 
 def _groups(module: GPTModule, gpt: GPT) -> str:
-    options = module.optimizer_options
-    return audit(parameter_groups(gpt, options.weight_decay, options.decay_embeddings), gpt)
+    return audit(optimizer_groups(gpt, module.optimizer_options), gpt)
 
 
 def _plans(gpt: GPT, features: Mapping[str, Callback]) -> list[TensorPlan] | None:
@@ -116,6 +116,7 @@ def _memory(
     plans: list[TensorPlan] | None,
 ) -> str:
     precision = full_name(trainer["precision"])
+    stored = 2 if precision == "bf16-true" else 4
     strategy = trainer["strategy"]
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     parts = memory_per_device(
@@ -125,12 +126,19 @@ def _memory(
         shards=devices // mesh.replicate if name.lower().startswith("fsdp") else 1,
         tensor_parallel=mesh.tensor_parallel,
         width=4 if precision == "32-true" else 2,
-        stored=2 if precision == "bf16-true" else 4,
+        stored=stored,
         recompute=module.recompute,
-        state_bytes=None if plans is None else sum(plan.num_bytes for plan in plans),
+        state_bytes=_state_bytes(module, plans, stored),
+        compiled=module.compile_blocks != "off",
     )
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"
+
+
+def _state_bytes(module: GPTModule, plans: list[TensorPlan] | None, stored: int) -> int:
+    if plans is not None:
+        return sum(plan.num_bytes for plan in plans)
+    return module.optimizer_options.moments * stored * parameter_count(module.config)
 
 
 def _schedule(module: GPTModule) -> str:

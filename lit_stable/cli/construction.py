@@ -17,17 +17,19 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.cli.features import FEATURES
+from lit_stable.cli.patterns import optimizer_options, refuse_idle_patterns
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.sources import Source
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.tensor_parallel import tensor_parallel_problems
-from lit_stable.module import AdamWOptions
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.strategies.loss_scale import LossScale
 from lit_stable.strategies.mesh import MeshOptions
 from lit_stable.strategies.precisions import precision_problem
+from lit_stable.strategies.predivide import refuse_factor
 from lit_stable.strategies.selection import mesh_problems
+from lit_stable.training_loss import TrainingLoss
 
 
 def construction_problems(config: Namespace) -> list[str]:
@@ -99,7 +101,10 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     sources = {name: Source(**source) for name, source in data["sources"].items()}
     yield "", lambda: GPTConfig(**model["gpt"].as_dict())
     yield "model.", lambda: LRSchedule(**model["schedule"].as_dict())
-    yield "model.", lambda: AdamWOptions(**model["optimizer"].as_dict())
+    yield "model.", lambda: optimizer_options(model["optimizer"].as_dict())
+    yield "", lambda: TrainingLoss(model["z_loss"])
+    yield "", lambda: refuse_factor(model["gradient_predivide"])
+    yield "", lambda: refuse_idle_patterns(model["gpt"].as_dict(), model["optimizer"].as_dict())
     yield "", lambda: TokenDataModule(**{**data, "sources": sources})
     yield "", lambda: MeshOptions(**config["mesh"].as_dict())
     yield "", lambda: LossScale(**config["loss_scale"].as_dict())

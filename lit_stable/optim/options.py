@@ -31,8 +31,8 @@ class OptimizerOptions:
 
     Example::
 
-        >>> OptimizerOptions(betas=(0.9, 0.98), weight_decay=0.05).state_bytes
-        8
+        >>> OptimizerOptions(betas=(0.9, 0.98), weight_decay=0.05).moments
+        2
     """
 
     name: OptimizerName = "adamw"
@@ -72,11 +72,11 @@ class OptimizerOptions:
             raise ValueError("\n".join(problems))
 
     @property
-    def state_bytes(self) -> int:
-        """Bytes of fp32 optimizer state per parameter."""
+    def moments(self) -> int:
+        """Numbers of optimizer state per parameter."""
         if self.name == "sgd":
-            return 4 if self.momentum else 0
-        return 8
+            return 1 if self.momentum else 0
+        return 2
 
     def _value_problems(self) -> Iterator[str]:
         for name, kind in (("name", OptimizerName), ("decay", DecayKind)):

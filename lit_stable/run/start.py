@@ -16,6 +16,7 @@ from lit_stable import __version__
 from lit_stable.callbacks import Progress
 from lit_stable.model.formulas import parameter_count
 from lit_stable.model.init import audit_init, format_audit
+from lit_stable.model.kernel_report import describe_attention
 from lit_stable.module import GPTModule
 from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
@@ -37,6 +38,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f"hardware: {trainer.world_size} x {hardware}; started by {describe_launcher()};"
         f" strategy {type(trainer.strategy).__name__}{layout(trainer)}; precision {trainer.precision}",
         f"model: {parameter_count(module.config):,} parameters; {module.config}",
+        f"attention: {attention(trainer, module)}",
         f"dtypes: {dtypes(trainer, module)}",
         f"learning rate by {module.schedule.unit}: {schedule}",
         audit(trainer.optimizers[0].param_groups, module),
@@ -51,6 +53,16 @@ def layout(trainer: Trainer) -> str:
     """How the ranks are laid out, where the strategy has a mesh."""
     mesh = trainer.lightning_module.device_mesh
     return "" if mesh is None else f" ({describe_mesh(mesh)})"
+
+
+def attention(trainer: Trainer, module: GPTModule) -> str:
+    """The kernel that attention runs on, under this run's precision and at its sequence length."""
+    assert module.gpt is not None
+    policy = getattr(trainer.precision_plugin, "policy", None)
+    dtype = next(module.gpt.parameters()).dtype if policy is None or policy.param_dtype is None else policy.param_dtype
+    length = getattr(trainer.datamodule, "sequence_length", module.config.max_length)  # type: ignore[attr-defined]
+    with trainer.precision_plugin.forward_context():
+        return describe_attention(module.gpt, length, dtype, trainer.strategy.root_device)
 
 
 def dtypes(trainer: Trainer, module: GPTModule) -> str:

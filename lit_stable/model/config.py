@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal, get_args
 
 from lit_stable.model import attention_options
@@ -16,6 +16,7 @@ NormPosition = Literal["pre", "post_sublayer", "sandwich", "normformer"]
 NormGain = Literal["one", "zero_centred"]
 MLPKind = Literal["gelu", "gelu_tanh", "relu", "swiglu"]
 
+_SHAPE = ("vocab_size", "n_layer", "n_head", "d_model", "max_length")
 _SWIGLU_MULTIPLE = 64  # matrix units want round sizes; 8/3 d_model seldom is one
 _CHOICES: dict[str, Any] = {
     "norm": NormKind,
@@ -27,7 +28,7 @@ _CHOICES: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
     """A decoder-only transformer, by default with the options of GPT-2 (Radford et al. 2019).
 
@@ -105,6 +106,11 @@ class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
         if problems:
             raise ValueError("\n".join(problems))
 
+    def __repr__(self) -> str:
+        """The shape, then the options that are not at their default."""
+        changed = [f.name for f in fields(self) if f.name not in _SHAPE and getattr(self, f.name) != _default(f)]
+        return f"GPTConfig({', '.join(f'{name}={getattr(self, name)!r}' for name in (*_SHAPE, *changed))})"
+
     @property
     def hidden(self) -> int:
         """Width inside the MLP, with the default resolved."""
@@ -180,3 +186,7 @@ class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
             if rate is not None and not 0 <= rate < 1:
                 problems.append(f"model.gpt.{name}={rate}: must be at least 0 and below 1.")
         return problems
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default is not MISSING else field.default_factory()  # type: ignore[operator]

@@ -23,11 +23,14 @@ def optimizer_groups(module: nn.Module, options: OptimizerOptions) -> list[dict[
 
 
 def build_optimizer(module: nn.Module, options: OptimizerOptions, lr: float) -> Optimizer:
-    """A fused optimizer over the trainable parameters of ``module``, each group at ``lr`` times its factor."""
+    """An optimizer over the trainable parameters of ``module``, each group at ``lr`` times its factor.
+
+    Adam and AdamW are fused. SGD is not: torch's fused kernel knows no sharded tensors.
+    """
     groups = [{**group, "lr": lr * group.get("lr_factor", 1.0)} for group in optimizer_groups(module, options)]
     optimizer: Optimizer
     if options.name == "sgd":
-        optimizer = SGD(groups, lr=lr, momentum=options.momentum, fused=True)
+        optimizer = SGD(groups, lr=lr, momentum=options.momentum, foreach=True)
     else:
         kind = AdamW if options.name == "adamw" else Adam
         optimizer = kind(groups, lr=lr, betas=options.betas, eps=options.eps, fused=True)

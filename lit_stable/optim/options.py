@@ -24,7 +24,7 @@ class PatternOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Adam with decoupled decay, Adam with decay in the gradient, or SGD; always fused.
+    """Adam with decoupled decay, Adam with decay in the gradient, or SGD.
 
     Raises:
         ValueError: with one line per problem, all problems at once.
@@ -37,7 +37,7 @@ class OptimizerOptions:
 
     name: OptimizerName = "adamw"
     """adamw: Loshchilov and Hutter 2019, arXiv:1711.05101. adam: Kingma and Ba 2015, arXiv:1412.6980, decay added to
-    the gradient. sgd: likewise, with `momentum`."""
+    the gradient; both fused. sgd: likewise, with `momentum`, not fused, so that skipping a step costs a host sync."""
 
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moment, each in [0, 1); not read by sgd."""

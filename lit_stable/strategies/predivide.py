@@ -60,7 +60,7 @@ def predivide_gradients(strategy: Strategy, factor: float, ranks: int) -> bool:
         return False
     mean = Predivide(factor, ranks)
     if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
-        strategy.model.register_comm_hook(mean, _all_reduce_mean)
+        tell_ddp(strategy.model, mean)
     elif isinstance(strategy, ModelParallelStrategy) and strategy.model is not None:
         _tell_fsdp2(strategy.model, mean)
     else:
@@ -71,9 +71,15 @@ def predivide_gradients(strategy: Strategy, factor: float, ranks: int) -> bool:
     return True
 
 
-def _all_reduce_mean(mean: Predivide, bucket: Any) -> Any:
-    work: Any = dist.all_reduce(mean.before(bucket.buffer()), async_op=True)
-    return work.get_future().then(lambda future: mean.after(future.value()[0]))
+def tell_ddp(model: DistributedDataParallel, mean: Predivide) -> None:
+    """Reduce each bucket of gradients by ``mean``."""
+
+    def reduce(bucket: Any) -> Any:
+        work: Any = dist.all_reduce(mean.before(bucket.buffer()), async_op=True)
+        return work.get_future().then(lambda future: mean.after(future.value()[0]))
+
+    # A lambda, because DDP compares the annotations of a hook with classes, and ours are text.
+    model.register_comm_hook(None, lambda state, bucket: reduce(bucket))
 
 
 def _tell_fsdp2(model: nn.Module, mean: Predivide) -> None:

@@ -124,6 +124,14 @@ def test_refusal_names_value_and_rule(fields, message):
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_text_is_the_shape_and_what_is_not_at_its_default():
+    shape = "vocab_size=50304, n_layer=2, n_head=12, d_model=768, max_length=1024"
+    assert repr(GPTConfig(n_layer=2)) == f"GPTConfig({shape})"
+    changed = GPTConfig(n_layer=2, mlp="relu", init_overrides={"wte.weight": 0.1}, n_kv_head=4)
+    assert repr(changed) == f"GPTConfig({shape}, init_overrides={{'wte.weight': 0.1}}, n_kv_head=4, mlp='relu')"
+    assert eval(repr(changed)) == changed
+
+
 def test_dropout_is_one_rate_or_three():
     config = GPTConfig(dropout=0.1, attention_dropout=0.0, residual_dropout=0.2)
     assert [config.dropout_of(place) for place in ("embed", "attention", "residual")] == [0.1, 0.0, 0.2]

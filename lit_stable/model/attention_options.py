@@ -1,7 +1,5 @@
 """Options of attention: heads, what happens to queries, keys and scores, which tokens see each other."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -22,6 +20,7 @@ CHOICES = {
 }
 
 
+# Annotations are objects here, not text: the command line reads those of `GPTConfig` where `GPTConfig` stands.
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
     """The part of a `GPTConfig` that attention reads."""
@@ -66,7 +65,7 @@ class AttentionOptions:
     """Count learned positions from the start of each document; needs `document_mask`."""
 
 
-def attention_problems(config: GPTConfig) -> list[str]:
+def attention_problems(config: "GPTConfig") -> list[str]:
     """What is wrong with the values and their combinations, one sentence each."""
     problems = _head_problems(config) + _score_problems(config)
     if config.reset_positions and not config.document_mask:
@@ -84,7 +83,7 @@ def attention_problems(config: GPTConfig) -> list[str]:
     return problems
 
 
-def _head_problems(config: GPTConfig) -> list[str]:
+def _head_problems(config: "GPTConfig") -> list[str]:
     groups = config.n_kv_head
     if groups is None or config.n_head < 1:
         return []
@@ -94,7 +93,7 @@ def _head_problems(config: GPTConfig) -> list[str]:
     return []
 
 
-def _score_problems(config: GPTConfig) -> list[str]:
+def _score_problems(config: "GPTConfig") -> list[str]:
     problems = []
     cap, factor = config.attention_soft_cap, config.qk_l2_scale
     if cap is not None and not 0 < cap < math.inf:

@@ -1,7 +1,5 @@
 """Options of what stands before the first block: token embedding and positions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ if TYPE_CHECKING:
 PositionKind = Literal["learned", "rope", "alibi"]
 
 
+# Annotations are objects here, not text: the command line reads those of `GPTConfig` where `GPTConfig` stands.
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingOptions:
     """The part of a `GPTConfig` that the embedding reads. Order: shrink, scale, norm, positions, dropout."""
@@ -59,7 +58,7 @@ class EmbeddingOptions:
         return points[-1][1]
 
 
-def embedding_problems(config: GPTConfig) -> list[str]:
+def embedding_problems(config: "GPTConfig") -> list[str]:
     """What is wrong with the values and their combinations, one sentence each."""
     problems = []
     scale = config.embed_scale

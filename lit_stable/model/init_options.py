@@ -1,7 +1,5 @@
 """Options of the initial weights."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
@@ -13,6 +11,7 @@ StdName = Literal["small_init", "mtnlg"]
 LawName = Literal["small_init", "mtnlg", "xavier", "sinusoidal"]
 
 
+# Annotations are objects here, not text: the command line reads those of `GPTConfig` where `GPTConfig` stands.
 @dataclass(frozen=True, kw_only=True)
 class InitOptions:
     """The part of a `GPTConfig` that decides how weights start. Gains start at one, biases at 0."""
@@ -44,7 +43,7 @@ def named_std(kind: float | StdName, d_model: int) -> float:
     return math.sqrt(1 / (3 * d_model)) if kind == "mtnlg" else float(kind)
 
 
-def init_problems(config: GPTConfig) -> list[str]:
+def init_problems(config: "GPTConfig") -> list[str]:
     """What is wrong with the values, one sentence each; that every pattern matches is checked on the model itself."""
     names = get_args(StdName)
     problems = []

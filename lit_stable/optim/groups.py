@@ -137,7 +137,7 @@ def audit_rows(groups: list[dict[str, Any]], module: nn.Module) -> list[AuditRow
     if misplaced := {name: count for name, count in counts.items() if count != 1}:
         listed = ", ".join(f"{name} in {count}" for name, count in misplaced.items())
         raise ValueError(f"parameter groups: {listed} groups; every trainable parameter must be in exactly one.")
-    rows = [_row(group["name"], group["params"], group["weight_decay"], names) for group in groups]
+    rows = [_row(_title(group), group["params"], group["weight_decay"], names) for group in groups]
     frozen = [parameter for parameter in names if not parameter.requires_grad]
     return rows + ([_row("frozen", frozen, None, names)] if frozen else [])
 
@@ -174,6 +174,11 @@ def _role(owner: nn.Module, name: str, parameter: nn.Parameter, decay_norms: boo
     if isinstance(owner, nn.Linear):  # by attribute: FSDP1 leaves a 1-dimensional piece of the matrix here
         return "weights" if name == "weight" else "biases"
     return "weights" if parameter.ndim >= 2 else "biases"
+
+
+def _title(group: dict[str, Any]) -> str:
+    factor = group.get("lr_factor", 1.0)
+    return str(group["name"]) if factor == 1 else f"{group['name']}, lr x {factor:g}"
 
 
 def _row(group: str, params: list[nn.Parameter], decay: float | None, names: dict[nn.Parameter, str]) -> AuditRow:

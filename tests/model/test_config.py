@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import inspect
@@ -163,10 +164,18 @@ def test_command_line_sets_every_kind_of_field():
         mlp="swiglu",
         tied=False,
         n_kv_head=2,
-        embed_grad_shrink=[[6000, 0.1], [6500, 1.0]],
+        embed_grad_shrink=[(6000, 0.1), (6500, 1.0)],
         attention_soft_cap=50.0,
         init_overrides={"wpe.weight": "sinusoidal", "blocks.*.mlp.up.*": 0.01},
     )
+
+
+@pytest.mark.parametrize("argument", ["n_layer=x", "norm=x", "n_kv_head=x", "qk_norm=x", "position=x", "init_std=x"])
+def test_command_line_refuses_a_value_of_the_wrong_type(argument):
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(GPTConfig, "model")
+    with pytest.raises(argparse.ArgumentError, match=argument.partition("=")[0]):
+        parser.parse_args([f"--model.{argument}"])
 
 
 def test_every_field_is_documented_for_help():

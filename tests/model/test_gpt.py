@@ -7,6 +7,8 @@ import dataclasses
 import pytest
 import torch
 import torch.distributed as dist
+from tiny_fit import Watch
+from tiny_gpt_run import fit
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -334,6 +336,27 @@ def test_sharding_wrapper_in_bf16_leaves_norms_phases_and_fp32_head_alone():
     ]
     expected = hidden[0].double().sum(-1) * (1 + 2**-10)
     torch.testing.assert_close(logits[..., 0].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_bf16_shards_leave_gains_and_an_fp32_stream_alone():
+    seen: dict[str, set[torch.dtype]] = {}
+
+    def note(name: str, *tensors: torch.Tensor) -> None:
+        seen.setdefault(name, set()).update(tensor.dtype for tensor in tensors)
+
+    def watch(trainer) -> None:
+        for block in trainer.lightning_module.gpt.blocks:
+            attention = block.attention
+            block.register_forward_hook(lambda _, args, y: note("stream", y))
+            attention.qkv.register_forward_pre_hook(lambda qkv, args: note("matrices", args[0], qkv.weight))
+            attention.head_scale.register_forward_hook(lambda scale, args, y: note("gains", scale.weight))
+            attention.qk_scale.register_forward_hook(lambda scale, args, y: note("gains", scale.scale))
+            block.mlp.inner_norm.register_forward_hook(lambda norm, args, y: note("gains", norm.weight))
+
+    options = {"norm_position": "normformer", "qk_norm": "l2", "residual_fp32": True, "norm_gain": "zero_centred"}
+    run = fit("fsdp2", steps=2, precision="bf16-mixed", callbacks=(Watch("on_train_start", watch),), **options)
+    assert seen == {"stream": {torch.float32}, "matrices": {torch.bfloat16}, "gains": {torch.float32}}
+    assert all(torch.isfinite(weight).all() for weight in run.weights.values())
 
 
 def test_block_compiles_as_one_graph_and_once_for_all_blocks():

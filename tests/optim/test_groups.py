@@ -165,7 +165,9 @@ def test_patterns_take_parameters_out_of_their_role():
     assert found["norms of *.weight"] == (0.0, 0.5)
     assert found["biases of c.*"] == (0.7, 1.0)
     assert found["weights"] == (0.1, None)
-    audit_rows(groups, module)  # every parameter is in exactly one
+    rows = {row.group: row.weight_decay for row in audit_rows(groups, module)}  # every parameter is in exactly one
+    assert rows["weights of *.weight, lr x 0.5"] == 0.1
+    assert rows["weights of c.*"] == 0.7
 
 
 @pytest.mark.parametrize("patterns", [["b.c"], ["c.weight", "c.*"]], ids=["no such name", "all taken by the next"])

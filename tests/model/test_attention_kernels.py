@@ -7,6 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
 from lit_stable.model import attention_context, attention_kernels, gpt
+from lit_stable.model.attention import Attention
 from lit_stable.model.attention_context import AttentionContext
 from lit_stable.model.attention_kernels import ScoreRules, attend, choose_kernel
 from lit_stable.model.config import GPTConfig
@@ -75,6 +76,39 @@ def test_flex_equals_explicit(fields, documents, monkeypatch):
     """Its rules, uncompiled; the compiled kernel is for tests/gpu."""
     monkeypatch.setattr(attention_context, "_compiled_create", lambda: create_block_mask)
     torch.testing.assert_close(*outputs_of(config(**fields), documents, ["flex", "explicit"]))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("kernel", ["masked", "explicit", "flex"])
+def test_some_of_the_heads_are_treated_as_they_are_among_all(kernel):
+    options = config(position="alibi")
+    q, k, v = (torch.randn(2, 4, LENGTH, 16) for _ in range(3))
+    past = AttentionContext(options, LENGTH, None, kernel, CPU).past
+    whole = attend(q, k, v, ScoreRules.of(options), past)
+    for first in (0, 2):
+        here = slice(first, first + 2)
+        part = attend(q[:, here], k[:, here], v[:, here], ScoreRules.of(options), past.of(here))
+        torch.testing.assert_close(part, whole[:, here])
+
+
+def test_heads_that_are_all_treated_alike_share_one_mask():
+    for documents, kernel in ((None, "sdpa"), (DOCUMENTS, "masked"), (DOCUMENTS, "explicit")):
+        past = AttentionContext(config(), LENGTH, documents, kernel, CPU).past
+        assert past.of(slice(2, 4)).mask is past.mask
+
+
+def test_attention_on_some_of_the_heads_takes_their_part_of_the_mask():
+    options = config(position="alibi")
+    torch.manual_seed(0)
+    whole, part = Attention(options), Attention(options)
+    x, context = torch.randn(2, LENGTH, 64), AttentionContext(options, LENGTH, None, "masked", CPU)
+    summed = torch.zeros(2, LENGTH, 64)
+    for first in (0, 2):  # as two devices hold the rows of the one projection and the columns of the other
+        part.first_head = first
+        part.qkv.weight = torch.nn.Parameter(whole.qkv.weight[48 * first : 48 * (first + 2)])
+        part.out.weight = torch.nn.Parameter(whole.out.weight[:, 16 * first : 16 * (first + 2)])
+        summed = summed + part(x, context)
+    torch.testing.assert_close(summed, whole(x, context))
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "masked"])

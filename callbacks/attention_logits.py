@@ -22,11 +22,12 @@ class ShowsQueriesKeys(Protocol):
     are seen by themselves: for FlexAttention, other kernels, a softmax written out. Causal attention is assumed.
     """
 
-    def queries_keys(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, float]:
+    def queries_keys(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Given the arguments of ``forward``: final queries (B, H, T, K), final keys (B, G, S, K), and their factor.
 
         Final: after norms, rotary phases and whatever else stands before the product; G divides H. The logit is the
-        product times the factor, before a soft cap, and without a bias such as ALiBi's, which only lowers it.
+        product times the factor, before a soft cap. A fourth value, if there is one, is a mask as
+        ``scaled_dot_product_attention`` takes it, or ``None``: what else is hidden, and a bias such as ALiBi's.
         """
 
 

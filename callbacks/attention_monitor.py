@@ -81,8 +81,8 @@ class AttentionMonitor(Monitor):
         self._stack.append(name)
         if name in self._shows:
             assert isinstance(module, ShowsQueriesKeys)
-            q, k, scale = module.queries_keys(*args, **kwargs)
-            self._keep(name, largest_logit(local(q), local(k), scale))
+            q, k, scale, *mask = module.queries_keys(*args, **kwargs)
+            self._keep(name, largest_logit(local(q), local(k), scale, True, *mask))
 
     def _leave(self, *ignored: Any) -> None:
         self._stack.pop()

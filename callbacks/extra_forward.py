@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,6 +16,8 @@ from .shards import has_fsdp1
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+_UNCOMPILED = ContextVar("uncompiled", default=False)
 
 
 @contextmanager
@@ -40,12 +43,23 @@ def extra_forward(trainer: Trainer, module: LightningModule) -> Iterator[None]:
         yield
 
 
-def uncompiled() -> AbstractContextManager[Any]:
+@contextmanager
+def uncompiled() -> Iterator[None]:
     """Within it nothing is compiled, and compiled code runs as it was written."""
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled here, and the import takes a second
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    token = _UNCOMPILED.set(True)
+    try:
+        if "torch._dynamo" not in sys.modules:  # nothing is compiled here, and the import takes a second
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _UNCOMPILED.reset(token)
+
+
+def is_uncompiled() -> bool:
+    """Whether this is inside of :func:`uncompiled`: a kernel that exists as compiled code only is not to be had."""
+    return _UNCOMPILED.get()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import nn
 
+from lit_stable.callbacks.extra_forward import is_uncompiled
 from lit_stable.model.attention import Attention
 from lit_stable.model.attention_context import AttentionContext
 from lit_stable.model.attention_kernels import choose_kernel
@@ -142,7 +143,7 @@ class GPT(nn.Module):
             self.config,
             documents=documents is not None,
             device_type=device.type,
-            compiled=self.blocks_compiled,
+            compiled=self.blocks_compiled and not is_uncompiled(),
             drops=drops,
         )
         return AttentionContext(self.config, length, documents, kernel, device)

@@ -31,10 +31,25 @@ def logged(run: Any, *families: str) -> dict[str, float]:
 FAMILIES = ("activation_", "attention_logit", "log_z", "output_logit")
 
 
-OPTIONS = [{}, {"mlp": "swiglu", "position": "rope", "qk_norm": "rmsnorm"}]
+OPTIONS = {
+    "gpt2": {},
+    "llama": {"mlp": "swiglu", "position": "rope", "qk_norm": "rmsnorm"},
+    "groups": {"n_head": 4, "n_kv_head": 2, "position": "rope"},
+    "alibi": {"n_head": 4, "n_kv_head": 1, "position": "alibi"},
+    "alibi, explicit": {"n_head": 4, "position": "alibi", "attention_kernel": "explicit"},
+    "cap": {"attention_soft_cap": 0.5, "norm_position": "sandwich"},
+    "roots": {"attention_scale": "pre_sqrt", "qk_norm": "layernorm"},
+    "roots, explicit": {"attention_scale": "pre_sqrt", "attention_kernel": "explicit"},
+    "cosines": {"qk_norm": "l2", "norm_position": "normformer", "position": "rope"},
+    "megatron": {"qk_layer_scaling": "megatron"},
+    "inverse": {"qk_layer_scaling": "hf_inverse_layer", "residual_fp32": True},
+    # The separator stands where the largest logit of all pairs is one across documents.
+    "documents": {"document_mask": True, "document_separator": 46},
+    "documents, explicit": {"document_mask": True, "document_separator": 46, "attention_kernel": "explicit"},
+}
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=["gpt2", "llama"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_all_numbers_are_those_of_a_forward_pass_by_hand(options: dict[str, Any]) -> None:
     last = LastBatch()
     run = fit(steps=3, callbacks=(last, *monitors()), dropout=0.2, **options)

@@ -9,7 +9,13 @@ import pytest
 import torch
 from tiny_fit import TinyModule, quiet_trainer
 
-from lit_stable.callbacks.extra_forward import evaluating, extra_forward, uncompiled, undisturbed_generators
+from lit_stable.callbacks.extra_forward import (
+    evaluating,
+    extra_forward,
+    is_uncompiled,
+    uncompiled,
+    undisturbed_generators,
+)
 
 
 def draws() -> tuple[float, float, float]:
@@ -51,7 +57,9 @@ def test_compiled_code_runs_as_it_was_written_and_hooks_inside_are_called() -> N
     calls: list[Any] = []
     handle = module[0].register_forward_hook(lambda *a: calls.append(a))
     with uncompiled():
+        assert is_uncompiled()
         compiled(torch.ones(5, 2))
+    assert not is_uncompiled()
     handle.remove()
     assert len(calls) == 1
     assert "torch._dynamo" in sys.modules

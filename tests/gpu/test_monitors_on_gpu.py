@@ -113,6 +113,17 @@ def test_compiled_blocks_are_seen_and_nothing_more_is_compiled(options: dict[str
     assert found == pytest.approx(expected, rel=0.03 if options.get("precision") else 2e-3, abs=1e-3)
 
 
+def test_attention_logits_of_a_compiled_kernel_are_seen_with_its_mask_and_bias() -> None:
+    options: dict[str, Any] = {"position": "alibi", "attention_soft_cap": 5.0, "document_mask": True}
+    last = LastBatch()
+    callbacks = (last, ActivationMonitor(), AttentionMonitor(), OutputMonitor())
+    run = fit(accelerator="gpu", steps=2, compile="on", callbacks=callbacks, document_separator=3, **options)
+    weights = {name: weight.cpu() for name, weight in last.weights.items()}
+    expected = expected_of(run.module.config, weights, last.ids.cpu())
+    found = {n: float(v) for n, v in run.trainer.callback_metrics.items() if n.startswith(FAMILIES)}
+    assert found == pytest.approx(expected, rel=2e-3, abs=1e-3)
+
+
 @pytest.mark.parametrize("compile", ["off", "on"])
 def test_the_draws_of_a_watched_run_are_those_of_a_bare_one(compile: str) -> None:
     """Attention's backward pass adds up in no fixed order, so losses are near; another dropout mask would be seen."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
+from lit_stable.callbacks.extra_forward import uncompiled
 from lit_stable.model import attention_context, attention_kernels, gpt
 from lit_stable.model.attention import Attention
 from lit_stable.model.attention_context import AttentionContext
@@ -109,6 +110,19 @@ def test_attention_on_some_of_the_heads_takes_their_part_of_the_mask():
         part.out.weight = torch.nn.Parameter(whole.out.weight[:, 16 * first : 16 * (first + 2)])
         summed = summed + part(x, context)
     torch.testing.assert_close(summed, whole(x, context))
+
+
+def test_a_pass_that_nothing_is_compiled_in_takes_no_kernel_that_is_compiled_code(monkeypatch):
+    asked = []
+    choose = lambda *args, **options: asked.append(options["compiled"]) or "explicit"  # noqa: E731
+    monkeypatch.setattr(gpt, "choose_kernel", choose)
+    model = gpt.GPT(config(attention_soft_cap=5.0))
+    for blocks_compiled in (False, True):
+        model.blocks_compiled = blocks_compiled
+        model.attention_context(LENGTH, None, CPU)
+        with uncompiled():
+            model.attention_context(LENGTH, None, CPU)
+    assert asked == [False, False, True, False]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "masked"])

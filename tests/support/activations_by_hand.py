@@ -36,6 +36,26 @@ class LastBatch(Callback):
         self.weights = {name: p.detach().clone() for name, p in whole.items()}
 
 
+def documents_by_hand(ids: Tensor, separator: int | None) -> Tensor:
+    """Number of each token's document within its sample: one more after every separator."""
+    numbers = [[row[:i].count(separator) for i in range(len(row))] for row in ids.tolist()]
+    return torch.tensor(numbers)
+
+
+def seen_by_hand(ids: Tensor, documents: Tensor | None) -> Tensor:
+    """Which key each query sees, (B, 1, T, T)."""
+    seen = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril().expand(len(ids), 1, -1, -1)
+    return seen if documents is None else seen & (documents[:, None, :, None] == documents[:, None, None, :])
+
+
+def alibi_by_hand(config: GPTConfig, length: int) -> Tensor:
+    """(H, T, T), of a number of heads that is a power of two; zeros without ALiBi."""
+    slopes = [2 ** (-8 * (head + 1) / config.n_head) for head in range(config.n_head)]
+    distances = torch.arange(length)[None, :] - torch.arange(length)[:, None]  # key minus query
+    bias = torch.tensor(slopes)[:, None, None] * distances
+    return bias.double() if config.position == "alibi" else torch.zeros_like(bias)
+
+
 def expected_of(config: GPTConfig, weights: dict[str, Tensor], ids: Tensor) -> dict[str, float]:
     """Metrics by name, of tokens (B, T)."""
     gpt = GPT(config).eval()
@@ -47,35 +67,42 @@ def expected_of(config: GPTConfig, weights: dict[str, Tensor], ids: Tensor) -> d
         found[f"stability/activation_max/{key}"] = float(x.abs().max())
 
     with torch.no_grad():
-        x = gpt.embed(ids)
+        documents = documents_by_hand(ids, config.document_separator) if config.document_mask else None
+        x = gpt.embed(ids, documents)
         rope = (
             Rotary(ids.shape[1], config.head_size, config.rope_theta, x.device) if config.position == "rope" else None
         )
+        seen = seen_by_hand(ids, documents)
         for index, block in enumerate(gpt.blocks):
             layer = f"gpt.blocks.{index}"
             normed = block.attention_norm(x)
-            q, k, v = block.attention.qkv(normed).unflatten(-1, (-1, 3, config.head_size)).unbind(-2)
+            queries = config.n_head // config.kv_heads
+            rows = block.attention.qkv(normed).unflatten(-1, (config.kv_heads, queries + 2, config.head_size))
+            q, k, v = rows[..., :queries, :].flatten(2, 3), rows[..., queries, :], rows[..., queries + 1, :]
             for role, part in zip("qkv", (q, k, v), strict=True):
                 note(f"{layer}.{role}", part)
-            q, k = block.attention.q_norm(q), block.attention.k_norm(k)
+            q, k = block.attention.qk_scale(block.attention.q_norm(q)), block.attention.k_norm(k)
             if rope is not None:
                 q, k = rope.rotate(q), rope.rotate(k)
-            logits = torch.einsum("bihk,bjhk->bhij", q.double(), k.double()) / math.sqrt(config.head_size)
-            weights_shape = logits.shape[-2:]
-            seen = torch.ones(weights_shape, dtype=torch.bool).tril()
-            logits = logits.masked_fill(~seen, -math.inf)
+            k, v = (heads.repeat_interleave(queries, dim=2) for heads in (k, v))
+            logits = torch.einsum("bihk,bjhk->bhij", q.double(), k.double())
+            logits = logits if config.qk_norm == "l2" else logits / math.sqrt(config.head_size)
+            logits = logits / (index + 1) if config.qk_layer_scaling == "hf_inverse_layer" else logits
+            logits = (logits + alibi_by_hand(config, ids.shape[1])).masked_fill(~seen, -math.inf)
             found[f"stability/attention_logit_max/{layer}.attention"] = float(logits.max())
-            mixed = torch.einsum("bhij,bjhk->bihk", logits.softmax(-1).float(), v).flatten(2)
-            out = block.attention.out(mixed)
+            cap = config.attention_soft_cap
+            weights_of = (logits if cap is None else cap * torch.tanh(logits / cap)).masked_fill(~seen, -math.inf)
+            mixed = torch.einsum("bhij,bjhk->bihk", weights_of.softmax(-1).float(), v)
+            out = block.attention.out(block.attention.head_scale(mixed).flatten(2))
             note(f"{layer}.o", out)
-            x = x + out
+            x = x + block.attention_output_norm(out)
             inside = block.mlp_norm(x)
             note(f"{layer}.fc1", block.mlp.up(inside))
             if hasattr(block.mlp, "gate"):
                 note(f"{layer}.gate", block.mlp.gate(inside))
             out = block.mlp(inside)
             note(f"{layer}.fc2", out)
-            x = x + out
+            x = x + block.mlp_output_norm(out)
             note(f"{layer}.residual", x)
         output = gpt.head(gpt.norm(x)).double()
     log_z = output.logsumexp(-1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from launch import of, run_scenarios
 from rank_scenarios_fp16 import OVERFLOWED
-from rank_scenarios_layout import ALL_KINDS, Gradients, twenty_steps
+from rank_scenarios_layout import ALL_KINDS, leave_alone
 from tiny_gpt_run import fit
 
 pytestmark = [
@@ -17,8 +17,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
+SPLIT = ["split_plain", "split_per_head", "split_written_out"]
 NAMES = [
-    "tensor_parallel_with_dropout",
+    *SPLIT,
     "compiled_tensor",
     "two_copies",
     "every_precision",
@@ -32,14 +33,11 @@ NAMES = [
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ranks")
-    gradients = Gradients()
-    alone = fit(accelerator="gpu", callbacks=(gradients,), **twenty_steps())
-    left = {"rows": alone.rows, "weights": alone.weights, "gradients": gradients.steps}
-    torch.save(left, folder / "alone.pt")
+    leave_alone(folder, "gpu")
     return run_scenarios(NAMES, folder, accelerator="gpu", script="rank_scenarios_layout.py")
 
 
-@of("tensor_parallel_with_dropout")
+@of(*SPLIT)
 def test_two_tensor_parallel_gpus_are_one_within_the_kernels_noise(result: dict[str, Any]) -> None:
     torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(result["alone"]), rtol=1e-4, atol=1e-5)
     assert {name: apart for name, apart in result["gradients"].items() if apart > 2e-3} == {}

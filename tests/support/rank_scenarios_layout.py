@@ -38,10 +38,34 @@ def fit4(mesh: MeshOptions, strategy: str = "fsdp2", **options: Any) -> Fit:
     return fit(strategy, devices=4, accelerator=rank_scenarios.ACCELERATOR, mesh=mesh, **options)
 
 
-def twenty_steps() -> dict[str, Any]:
-    """Options of a fit whose windows are short, since splitting tiny matrices is slow."""
-    model = {**ALL_KINDS, "n_layer": 1, "mlp": "swiglu", "d_ff": 64, "dropout": 0.1}
-    return {**model, "steps": 20, "windows": AccumulationWindows(4, MICRO_BATCH)}
+#: Models that between them have every option that is split, or that sees a part of the heads.
+SPLIT_MODELS: dict[str, dict[str, Any]] = {
+    "plain": {**ALL_KINDS, "mlp": "swiglu", "d_ff": 64},
+    "per_head": {
+        **{"bias": True, "n_head": 4, "n_kv_head": 2, "position": "alibi", "qk_norm": "l2"},
+        **{"norm_position": "normformer", "norm_gain": "zero_centred", "stable_embedding": True, "tied": False},
+    },
+    "written_out": {
+        **{"bias": True, "n_head": 4, "n_kv_head": 2, "position": "rope", "qk_norm": "layernorm", "mlp": "swiglu"},
+        **{"d_ff": 64, "norm_position": "sandwich", "attention_soft_cap": 5.0, "qk_layer_scaling": "megatron"},
+        **{"document_mask": True, "document_separator": 3, "logit_soft_cap": 30.0, "residual_fp32": True},
+    },
+}
+
+
+def twenty_steps(model: str) -> dict[str, Any]:
+    """Options of a fit with dropout whose windows are short, since splitting tiny matrices is slow."""
+    options = {"n_layer": 1, "dropout": 0.1, **SPLIT_MODELS[model]}
+    return {**options, "steps": 20, "windows": AccumulationWindows(4, MICRO_BATCH)}
+
+
+def leave_alone(folder: Path, accelerator: str = "cpu") -> None:
+    """Fit each of these models in this process, and leave what came of it to the ranks of a launch in this folder."""
+    for model in SPLIT_MODELS:
+        gradients = Gradients()
+        alone = fit(accelerator=accelerator, callbacks=(gradients,), **twenty_steps(model))
+        left = {"rows": alone.rows, "weights": alone.weights, "gradients": gradients.steps}
+        torch.save(left, folder / f"{model}.pt")
 
 
 class Gradients(Callback):
@@ -59,14 +83,13 @@ class Gradients(Callback):
 # -- two processes ---------------------------------------------------------------------------------------------------
 
 
-@scenario
-def tensor_parallel_with_dropout() -> dict[str, Any]:
+def _twenty_steps_split(model: str) -> dict[str, Any]:
     """20 steps, blocks recomputed, beside those that one process left in a file before the launch."""
-    alone = torch.load(Path(os.environ["SCENARIO_FOLDER"]) / "alone.pt")
+    alone = torch.load(Path(os.environ["SCENARIO_FOLDER"]) / f"{model}.pt")
     gradients = Gradients()
-    run = fit2("fsdp2", mesh=TENSOR, recompute=True, callbacks=(gradients,), **twenty_steps())
+    run = fit2("fsdp2", mesh=TENSOR, recompute=True, callbacks=(gradients,), **twenty_steps(model))
     pairs = list(zip(gradients.steps, alone["gradients"], strict=True))
-    apart = {name: max(relative(mine[name], theirs[name]) for mine, theirs in pairs) for name in gradients.steps[0]}
+    apart = {name: max(apart_of(name, *pair) for pair in pairs) for name in gradients.steps[0]}
     return {
         "rows": run.rows,
         "alone": alone["rows"],
@@ -75,6 +98,28 @@ def tensor_parallel_with_dropout() -> dict[str, Any]:
         "steps": len(gradients.steps),
         "copies": copies_agree(run),
     }
+
+
+@scenario
+def split_plain() -> dict[str, Any]:
+    return _twenty_steps_split("plain")
+
+
+@scenario
+def split_per_head() -> dict[str, Any]:
+    return _twenty_steps_split("per_head")
+
+
+@scenario
+def split_written_out() -> dict[str, Any]:
+    return _twenty_steps_split("written_out")
+
+
+def apart_of(name: str, mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """How far a gradient is from another, relative to its length; one that is a sum of large terms that cancel is
+    rounded as those are, so a hundredth of the whole gradient's length counts too."""
+    whole = torch.stack([g.norm() for g in theirs.values()]).norm()
+    return ((mine[name] - theirs[name]).norm() / (theirs[name].norm() + whole / 100)).item()
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,7 +1,8 @@
 """Measure the data path: opening, resuming and reading, and the memory it takes. Run it as a script; it is no test.
 
 The store is a sparse file of zeros with valid checksums, so 10^9 tokens take no disk space and every byte that is read
-is checked and copied like any other.
+is checked and copied like any other. The mask of repetitions is measured on a small store of tokens drawn like words,
+in which it finds nothing, as in ordinary text, and on the zeros, in which it masks everything.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import DataLoader
 
-from lit_stable.data.mixture import Mixture
+from lit_stable.data.columns import Column
+from lit_stable.data.epochs import SampleOrder
+from lit_stable.data.mixture import SHUFFLED, Mixture
+from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.store import CHECKSUM, CHUNK_BYTES, DOCUMENT, FORMAT, TokenStore
+from lit_stable.data.store_writer import TokenStoreWriter
 from lit_stable.data.stream import TokenStream
 
 SHARD_BYTES = 1 << 30
@@ -70,11 +75,29 @@ def measure_start(folder: Path, length: int, position: int) -> None:
     print(f"first batch at sample {position:,}: {1e3 * (resumed - opened):.1f} ms")
 
 
-def measure_speed(folder: Path, length: int, micro_batch: int, num_workers: int, seconds: float) -> None:
+def write_word_store(folder: Path, num_tokens: int) -> None:
+    """A token store of ids with the frequencies of words, by Zipf's law."""
+    ids = np.minimum(np.random.default_rng(0).zipf(1.2, num_tokens), 50_000)
+    lengths = np.full(num_tokens // DOCUMENT_TOKENS, DOCUMENT_TOKENS)
+    options = {"vocab_size": 50_257, "eot_id": 0, "tokenizer": "tokenizer.json", "tokenizer_sha256": ""}
+    with TokenStoreWriter(folder, split="train", **options) as writer:
+        sources = Column(np.zeros(len(lengths), dtype=np.int32), ["words"])
+        writer.add_many(ids[: lengths.sum()], lengths, sources, np.zeros(len(lengths), dtype=np.int32))
+
+
+def measure_speed(
+    folder: Path,
+    length: int,
+    micro_batch: int,
+    num_workers: int,
+    seconds: float,
+    mask: MaskRepeats | None = None,
+    order: SampleOrder = SHUFFLED,
+) -> None:
     """Tokens per second through the loader, first touch of every chunk included."""
     store = TokenStore(folder)
-    mixture = Mixture(["a", "b", "c"], [0.5, 0.3, 0.2], [store.num_windows(length)] * 3, seed=1)
-    stream = TokenStream(mixture, [store] * 3, length, micro_batch=micro_batch)
+    mixture = Mixture(["a", "b", "c"], [0.5, 0.3, 0.2], [store.num_windows(length)] * 3, seed=1, order=order)
+    stream = TokenStream(mixture, [store] * 3, length, micro_batch=micro_batch, mask_repeats=mask)
     batches = iter(DataLoader(stream, batch_size=None, num_workers=num_workers))
     next(batches)
     count, start = 0, time.perf_counter()
@@ -83,8 +106,8 @@ def measure_speed(folder: Path, length: int, micro_batch: int, num_workers: int,
         count += 1
     speed = count * micro_batch * length / (time.perf_counter() - start)
     print(
-        f"{store.num_tokens:.0e} tokens, T={length}, micro-batch {micro_batch}, {num_workers} workers: "
-        f"{speed / 1e6:.2f}M tokens/s"
+        f"{folder.name}, {store.num_tokens:.0e} tokens, T={length}, micro-batch {micro_batch}, {num_workers} workers, "
+        f"order {order.by}, {'mask' if mask else 'no mask'}: {speed / 1e6:.2f}M tokens/s"
     )
 
 
@@ -110,6 +133,14 @@ def main() -> None:
         for folder, length, micro_batch in ((small, 256, 16), (large, 256, 16), (large, 2048, 8)):
             for num_workers in (0, 1):
                 measure_speed(folder, length, micro_batch, num_workers, arguments.seconds)
+        words = Path(name) / "words"
+        write_word_store(words, QUICKSTART_TOKENS)
+        for folder in (words, small):
+            for num_workers in (0, 1):
+                for mask in (None, MaskRepeats()) * 2:  # interleaved
+                    measure_speed(folder, 2048, 8, num_workers, arguments.seconds, mask)
+        for by in ("shuffle", "shards", "stored") * 2:
+            measure_speed(words, 2048, 8, 0, arguments.seconds, order=SampleOrder(by))
         print(f"peak memory {peak_mib():.0f} MiB")
 
 

@@ -44,7 +44,7 @@ class TrainingLoss:
             The loss, 0-d fp32; and of each sample the sum of cross-entropies, detached, and the number of labels, (B,).
         """
         sums, counts, *squares = self._function(logits, labels)
-        count = counts.sum()
+        count = counts.sum().clamp(min=1)  # the loss is 0 where every label is masked
         loss: Tensor = sums.sum() / count
         self._note("loss", loss)
         if squares:

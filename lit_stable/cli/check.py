@@ -13,6 +13,7 @@ from lit_stable.callbacks import BatchSizeWarmup, EightBitAdam
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state_table
 from lit_stable.cli.check_batches import batches
+from lit_stable.cli.check_data import reading
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.model.formulas import parameter_breakdown, parameter_count
@@ -61,6 +62,7 @@ def check(
         _model(module, gpt),
         _groups(module, gpt),
         batches(module, data, features, ranks, trainer["max_steps"]),
+        reading(data, features, trainer["max_steps"]),
         *_states(plans),
         _memory(module, data, devices, mesh, trainer, plans),
         _schedule(module),

@@ -41,6 +41,7 @@ from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import quiet_lightning, say
 from lit_stable.run.folder import checkpoints, find_checkpoint, newest_run_with_checkpoint
 from lit_stable.run.loss_scale_watch import LossScaleWatch
+from lit_stable.run.masked_share import MaskedShare
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
 from lit_stable.strategies import fsdp1, fsdp2
@@ -191,6 +192,7 @@ class LitStableCLI(LightningCLI):
             # A batch-size warm-up opens the windows itself.
             *([] if any(isinstance(c, BatchSizeWarmup) for c in given) else [windows]),
             GradNorm(),
+            *([] if data.mask_repeats is None else [MaskedShare()]),
             ValidateEverySteps(self._get(self.config, "validate_every")),
             SafeCheckpoints(),
             LossScaleWatch(),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from lit_stable.data.batch_sizes import batch_size_problems
+from lit_stable.data.conditions import filter_problem
+from lit_stable.data.reshuffle import parse_marks
 from lit_stable.data.skip import parse_steps
 from lit_stable.data.sources import weight_problems
+from lit_stable.data.text.documents import parse_date
 from lit_stable.data.tokenizer import check_tokenizer_spec
 
 if TYPE_CHECKING:
@@ -24,8 +28,38 @@ def argument_problems(data: TokenDataModule) -> list[str]:
         problems.append(f"data.validation_windows={data.validation_windows}: must be at least 1, or null for all.")
     if problem := check_tokenizer_spec(data.tokenizer):
         problems.append(f"data.{problem}")
+    problems += _raised(parse_steps, data.skip_steps) + _raised(parse_marks, data.order.reshuffle)
+    problems += data.order.problems()
+    if data.mask_repeats is not None:
+        problems += data.mask_repeats.problems()
+    return problems + _mixture_problems(data) + _choice_problems(data)
+
+
+def _mixture_problems(data: TokenDataModule) -> list[str]:
+    weights = {name: source.weight for name, source in data.sources.items()}
+    problems = weight_problems(weights)
+    if data.weight_schedule is None:
+        return problems
+    twice = [f"data.sources.{name}.weight={weight}" for name, weight in weights.items() if weight != 1]
+    if twice:
+        problems.append(f"{', '.join(twice)} and data.weight_schedule: each says the mixture; give one of them.")
+    return problems + data.weight_schedule.problems(list(data.sources))
+
+
+def _choice_problems(data: TokenDataModule) -> list[str]:
+    problems = [
+        f"data.sources.{name}.{problem}"
+        for name, source in data.sources.items()
+        if source.filter is not None and (problem := filter_problem(source.filter))
+    ]
+    if data.validation_from is not None and (_raised(parse_date, data.validation_from) or data.validation_from == "0"):
+        problems.append(f"data.validation_from={data.validation_from}: must be a date, YYYY-MM-DD or yyyymmdd.")
+    return problems
+
+
+def _raised(parse: Callable[[Any], object], value: Any) -> list[str]:
     try:
-        parse_steps(data.skip_steps)
+        parse(value)
     except ValueError as error:
-        problems.append(str(error))
-    return problems + weight_problems({name: source.weight for name, source in data.sources.items()})
+        return [str(error)]
+    return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def batch_size_problems(micro_batch: int, global_batch: int, ranks: int = 1) -> list[str]:
     """What keeps ``global_batch`` samples from being cut into micro-batches on ``ranks`` ranks, with the remedy.
@@ -32,6 +34,12 @@ def batch_size_problems(micro_batch: int, global_batch: int, ranks: int = 1) -> 
             f"data-parallel ranks = {per_pass}; {_nearest(global_batch, multiples)}."
         ]
     return []
+
+
+def ramp_of(trainer: Any) -> Any:
+    """The trainer's callback that changes the global batch, known by what it can do; None: there is none."""
+    callbacks = [] if trainer is None else trainer.callbacks
+    return next((callback for callback in callbacks if hasattr(callback, "samples_before")), None)
 
 
 def _nearest(value: int, legal: list[int]) -> str:

@@ -12,17 +12,21 @@ from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.progress import Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.arguments import argument_problems
-from lit_stable.data.batch_sizes import batch_size_problems
+from lit_stable.data.batch_sizes import batch_size_problems, ramp_of
 from lit_stable.data.corpus import BUILTIN_PREFIX, ensure_builtin
+from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.ledger import Ledger
-from lit_stable.data.mixture import Mixture
+from lit_stable.data.mixture import SHUFFLED, Mixture
+from lit_stable.data.opened import OpenedData, length_problems, open_data
+from lit_stable.data.repeats import MaskRepeats
+from lit_stable.data.reshuffle import Settled, as_reshuffles, settle
 from lit_stable.data.skip import new_ranges
-from lit_stable.data.sources import Source, check_stores, has_validation, open_stores, path_problems
-from lit_stable.data.store import TokenStore
+from lit_stable.data.sources import Source, path_problems
 from lit_stable.data.stream import Batch, TokenStream
 from lit_stable.data.tokenizer import Tokenizer, load_tokenizer
-from lit_stable.data.validation import ValidationWindows
-from lit_stable.data.workers import leave_signals_to_the_trainer
+from lit_stable.data.validation import ValidationWindows, validation_loaders
+from lit_stable.data.weights import WeightSchedule
+from lit_stable.data.workers import make_loader
 
 
 class TokenDataModule(LightningDataModule):
@@ -45,6 +49,11 @@ class TokenDataModule(LightningDataModule):
         seed_data: Chooses the order of the samples and nothing else.
         num_workers: Processes that read ahead.
         skip_steps: Optimizer steps whose data are left out, as ``13251-14000``; whole global batches.
+        order: The order of samples within a source, and from where on what is left is shuffled anew.
+        weight_schedule: Weights as a function of the position, in place of those of the sources.
+        validation_from: Date from which on documents are not trained on; those of each source that has some become the
+            validation set ``SOURCE_from_DATE``. Documents without a date are left out.
+        mask_repeats: Which repetitions have no loss in training; None: all tokens do.
 
     Raises:
         ValueError: with every problem of the arguments, one per line; in ``setup``, with every problem of the stores;
@@ -63,6 +72,10 @@ class TokenDataModule(LightningDataModule):
         seed_data: int = 1,
         num_workers: int = 1,
         skip_steps: list[str | int] | None = None,
+        order: SampleOrder = SHUFFLED,
+        weight_schedule: WeightSchedule | None = None,
+        validation_from: str | None = None,
+        mask_repeats: MaskRepeats | None = None,
     ) -> None:
         super().__init__()
         self.sources = dict(sources)
@@ -75,11 +88,15 @@ class TokenDataModule(LightningDataModule):
         self.seed_data = seed_data
         self.num_workers = num_workers
         self.skip_steps = list(skip_steps or [])
+        self.order = order
+        self.weight_schedule = weight_schedule
+        self.validation_from = validation_from
+        self.mask_repeats = mask_repeats
         problems = argument_problems(self)
         if problems:
             raise ValueError("\n".join(problems))
-        self._stores: dict[str, TokenStore] = {}
-        self._validation_stores: dict[str, TokenStore] = {}
+        self.opened = OpenedData()
+        self._reshuffles: list[Settled] | None = None  # None: no run has said where it stands
 
     # -- what the rest of the program asks ---------------------------------------------------------------------------
 
@@ -91,43 +108,35 @@ class TokenDataModule(LightningDataModule):
     @property
     def validation_names(self) -> list[str]:
         """Validation sets in the order of ``val_dataloader``; known after ``setup``."""
-        return list(self._validation_stores)
+        return list(self.opened.validation)
 
     @property
     def validation_sources(self) -> dict[str, list[str]]:
         """Names of the sources that each validation set mixes, by set; known after ``setup``."""
-        return {name: store.sources for name, store in self._validation_stores.items()}
+        return {name: store.sources for name, store in self.opened.validation.items()}
 
     def fingerprint(self) -> dict[str, str]:
         """What the opened stores hold, by name: a resume on other data must not pass unseen."""
-        named = {f"data.sources.{name}": store for name, store in self._stores.items()}
-        named |= {f"data.validation.{name}": store for name, store in self._validation_stores.items()}
-        return {name: f"{store.num_tokens} tokens ({store.identity})" for name, store in named.items()}
+        return self.opened.fingerprint()
 
     @property
     def vocab_size(self) -> int:
         """Every token id is below it; known after ``setup``."""
-        return max(store.vocab_size for store in self._all_stores())
+        return self.opened.vocab_size
 
     @property
     def eot_id(self) -> int:
         """The end-of-text token behind each document; known after ``setup``."""
-        return self._all_stores()[0].eot_id
+        return self.opened.eot_id
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer that made the token stores; known after ``setup``."""
-        return load_tokenizer(self._all_stores()[0].tokenizer_path)
+        return load_tokenizer(self.opened.tokenizer_path)
 
     def samples_before(self, step: int) -> int:
         """Samples committed before optimizer step ``step``, counted from 1; by the batch-size ramp, if there is one."""
-        ramp = self._ramp
+        ramp = ramp_of(self.trainer)
         return (step - 1) * self.global_batch if ramp is None else int(ramp.samples_before(step))
-
-    @property
-    def _ramp(self) -> Any:
-        """The trainer's callback that changes the global batch, known by what it can do; None: there is none."""
-        callbacks = [] if self.trainer is None else self.trainer.callbacks  # type: ignore[attr-defined]
-        return next((callback for callback in callbacks if hasattr(callback, "samples_before")), None)
 
     def accumulation(self, ranks: int) -> int:
         """Micro-batches per optimizer step on each of ``ranks`` data-parallel ranks.
@@ -145,16 +154,7 @@ class TokenDataModule(LightningDataModule):
 
         The vocabulary can be judged after ``setup`` only.
         """
-        problems = []
-        if self._stores and vocab_size < self.vocab_size:
-            problems.append(
-                f"model.gpt.vocab_size={vocab_size}: must be at least {self.vocab_size}, the vocabulary of the data."
-            )
-        if max_length < self.sequence_length:
-            problems.append(
-                f"data.sequence_length={self.sequence_length}: must be at most model.gpt.max_length={max_length}."
-            )
-        return problems
+        return self.opened.model_problems(vocab_size) + length_problems(self.sequence_length, max_length)
 
     @property
     def needs_preparation(self) -> bool:
@@ -163,12 +163,23 @@ class TokenDataModule(LightningDataModule):
 
     def unigram_entropy(self, name: str) -> float:
         """Entropy in nats of the token frequencies of a validation set: the loss of a model without context."""
-        store = self._validation_stores[name]
+        store = self.opened.validation[name]
         return ValidationWindows(store, self.sequence_length, self.validation_windows).unigram_entropy()
 
     def ledger(self, dropped: Sequence[Range] = ()) -> Ledger:
         """Names the samples of any step of a run that leaves out ``dropped``."""
-        return Ledger(self._mixture(), list(self._stores.values()), self.sequence_length, self.samples_before, dropped)
+        stores = list(self.opened.training.values())
+        return Ledger(self.mixture(dropped), stores, self.sequence_length, self.samples_before, dropped)
+
+    def mixture(self, dropped: Sequence[Range] = ()) -> Mixture:
+        """The order of samples of a run that leaves out ``dropped``; known after ``setup``."""
+        settled = self._reshuffles
+        if settled is None:
+            settled = settle(self.order.reshuffle, [], self.samples_before, 0, dropped)
+        names, length, schedule = self.source_names, self.sequence_length, self.weight_schedule
+        weights = [s.weight for s in self.sources.values()] if schedule is None else schedule.blocks(names, length)
+        sizes = [store.num_windows(length) for store in self.opened.training.values()]
+        return Mixture(names, weights, sizes, self.seed_data, self.order, as_reshuffles(settled))
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
@@ -179,19 +190,18 @@ class TokenDataModule(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Open all stores, on every rank."""
-        problems: list[str] = []
-        training = {name: source.path for name, source in self.sources.items()}
-        stores = open_stores(training, "train", self.tokenizer, "data.sources", problems)
-        validation = self.validation
-        if validation is None:
-            validation = {name: training[name] for name in stores if has_validation(training[name], self.tokenizer)}
-        validation_stores = open_stores(validation, "validation", self.tokenizer, "data.validation", problems)
-        named = {f"data.sources.{name}": store for name, store in stores.items()}
-        named |= {f"data.validation.{name}": store for name, store in validation_stores.items()}
-        check_stores(named, self.sequence_length, problems)
-        if problems:
-            raise ValueError("\n".join(problems))
-        self._stores, self._validation_stores = stores, validation_stores
+        by_date = self.order.by == "date"
+        self.opened = open_data(
+            self.sources, self.validation, self.validation_from, self.tokenizer, self.sequence_length, by_date
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reshuffles of this run, with their positions; nothing when there are none."""
+        return {"reshuffles": [list(reshuffle) for reshuffle in self._reshuffles]} if self._reshuffles else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what a checkpoint says of the run that it belongs to."""
+        self._reshuffles = [Settled(*reshuffle) for reshuffle in state_dict["reshuffles"]]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """The endless stream of this rank, from where ``Progress`` stands."""
@@ -203,44 +213,35 @@ class TokenDataModule(LightningDataModule):
         new = new_ranges(self.skip_steps, progress.requests, before, progress.samples, progress.dropped)
         for request, dropped in new.items():
             progress.drop([dropped], request)
+        known = self._reshuffles or []
+        self._reshuffles = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped)
         stream = TokenStream(
-            self._mixture(),
-            list(self._stores.values()),
+            self.mixture(),
+            list(self.opened.training.values()),
             self.sequence_length,
             start=progress.samples,
             dropped=progress.dropped,
             micro_batch=self.micro_batch,
-            window_at=None if self._ramp is None else self._ramp.window_at,
+            window_at=getattr(ramp_of(trainer), "window_at", None),
+            mask_repeats=self.mask_repeats,
             rank=data_parallel_rank(trainer),
             size=ranks,
         )
-        return self._loader(stream, self.num_workers)
+        return make_loader(stream, self.num_workers, trainer.strategy.root_device)
 
     def val_dataloader(self) -> list[DataLoader[Batch]]:
         """One loader per validation set, in the order of ``validation_names``."""
-        return self._validation_loaders(self.validation_windows)
+        stores = list(self.opened.validation.values())
+        return validation_loaders(
+            stores, self.sequence_length, self.validation_windows, self.micro_batch, self._attached()
+        )
 
     def test_dataloader(self) -> list[DataLoader[Batch]]:
         """As ``val_dataloader``, over every window of the sets instead of a sample of them."""
-        return self._validation_loaders(None)
+        stores = list(self.opened.validation.values())
+        return validation_loaders(stores, self.sequence_length, None, self.micro_batch, self._attached())
 
     # -- parts -------------------------------------------------------------------------------------------------------
-
-    def _validation_loaders(self, limit: int | None) -> list[DataLoader[Batch]]:
-        return [
-            self._loader(
-                ValidationWindows(
-                    store,
-                    self.sequence_length,
-                    limit,
-                    micro_batch=self.micro_batch,
-                    rank=data_parallel_rank(self._attached()),
-                    size=data_parallel_size(self._attached()),
-                ),
-                num_workers=0,  # reading a window costs less than starting a process
-            )
-            for store in self._validation_stores.values()
-        ]
 
     def path_problems(self) -> list[str]:
         """What is wrong with the paths themselves; built-in sources need not be prepared yet."""
@@ -258,21 +259,3 @@ class TokenDataModule(LightningDataModule):
     def _attached(self) -> Trainer:
         assert self.trainer is not None
         return self.trainer
-
-    def _all_stores(self) -> list[TokenStore]:
-        return [*self._stores.values(), *self._validation_stores.values()]
-
-    def _mixture(self) -> Mixture:
-        weights = [source.weight for source in self.sources.values()]
-        sizes = [store.num_windows(self.sequence_length) for store in self._stores.values()]
-        return Mixture(self.source_names, weights, sizes, self.seed_data)
-
-    def _loader(self, dataset: TokenStream | ValidationWindows, num_workers: int) -> DataLoader[Batch]:
-        return DataLoader(
-            dataset,
-            batch_size=None,  # batches come collated
-            num_workers=num_workers,
-            persistent_workers=num_workers > 0,
-            worker_init_fn=leave_signals_to_the_trainer,
-            pin_memory=self._attached().strategy.root_device.type == "cuda",
-        )

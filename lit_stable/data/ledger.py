@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_stable.callbacks.positions import Range
+from lit_stable.callbacks.positions import Range, stream_position
 from lit_stable.data.mixture import Mixture
 from lit_stable.data.store import DocumentPlace, TokenStore
 from lit_stable.data.stream import stream_positions
@@ -63,6 +63,15 @@ class Ledger:
         positions = stream_positions(consumed, self._dropped)
         located = zip(positions.tolist(), *(part.tolist() for part in self._mixture.locate(positions)), strict=True)
         return [self._sample(*place) for place in located]
+
+    def counts(self, step: int) -> dict[str, int]:
+        """Samples of each source that the run has read before optimizer step ``step``: the proportions, exactly."""
+        position = stream_position(self._samples_before(step), self._dropped)
+        counts = self._mixture.counts(position)
+        for start, stop in self._dropped:
+            if start < position:
+                counts = counts - (self._mixture.counts(min(stop, position)) - self._mixture.counts(start))
+        return dict(zip(self._mixture.sources, counts.tolist(), strict=True))
 
     def _sample(self, position: int, source: int, epoch: int, window: int) -> Sample:
         store = self._stores[source]

@@ -62,11 +62,26 @@ def in_repeats(tokens: npt.NDArray[np.integer], max_period: int, min_count: int)
         run = period * (min_count - 1)  # so many tokens in a row equal those a period before
         if length < run + period:
             break
-        equal = tokens[:, period:] == tokens[:, :-period]  # (B, L - p)
-        rows = np.flatnonzero(np.count_nonzero(equal, axis=1) >= run)  # few, in ordinary text
+        rows = _candidates(tokens, run, period)  # few, in ordinary text
         if rows.size:
-            found[rows] |= _covered(equal[rows], run, period)
+            equal = tokens[rows, period:] == tokens[rows, :-period]  # (R, L - p)
+            found[rows] |= _covered(equal, run, period)
     return found
+
+
+def _candidates(tokens: npt.NDArray[np.integer], run: int, period: int) -> npt.NDArray[np.int64]:
+    """Rows that may hold ``run`` equal tokens in a row, each a period apart, by a look at every few of them.
+
+    Among so many places that follow each other, at least ``run // step`` are multiples of ``step``.
+    """
+    step = max(1, run // 4)
+    count = run // step
+    equal = tokens[:, period::step] == tokens[:, :-period:step]
+    last = equal.shape[1] - count + 1
+    runs = equal[:, :last].copy()
+    for shift in range(1, count):
+        runs &= equal[:, shift : last + shift]
+    return np.flatnonzero(runs.any(axis=1))
 
 
 def _covered(equal: npt.NDArray[np.bool_], run: int, period: int) -> npt.NDArray[np.bool_]:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_stable.data.conditions import DocumentFilter
 from lit_stable.data.corpus import BUILTIN, BUILTIN_PREFIX, builtin_folder
+from lit_stable.data.filtered_store import FilteredStore
 from lit_stable.data.store import TokenStore
 
 
@@ -18,10 +20,12 @@ class Source:
     Args:
         path: A folder written by ``lit-stable prepare``, a token store, or ``builtin:python-stdlib``.
         weight: Share of this source in samples, relative to the other weights; 0 leaves it out.
+        filter: Documents that are read, as ``score >= 0.5`` or ``top 0.3 by score``; null: all.
     """
 
     path: str
     weight: float = 1.0
+    filter: str | None = None
 
 
 def weight_problems(weights: Mapping[str, float]) -> list[str]:
@@ -59,15 +63,18 @@ def has_validation(path: str, tokenizer: str) -> bool:
 
 
 def open_stores(
-    paths: Mapping[str, str], split: str, tokenizer: str, key: str, problems: list[str]
+    sources: Mapping[str, Source], split: str, tokenizer: str, key: str, problems: list[str]
 ) -> dict[str, TokenStore]:
-    """Open the stores of ``paths`` (name -> path); what cannot be opened is told in ``problems`` under ``key``."""
+    """Open the stores of ``sources`` by name; what cannot be opened is told in ``problems`` under ``key``."""
     stores: dict[str, TokenStore] = {}
-    for name, path in paths.items():
+    for name, source in sources.items():
         try:
-            stores[name] = TokenStore(store_folder(path, split, tokenizer))
+            folder = store_folder(source.path, split, tokenizer)
+            stores[name] = (
+                TokenStore(folder) if source.filter is None else FilteredStore(folder, DocumentFilter(source.filter))
+            )
         except ValueError as error:
-            problems.append(f"{key}.{name}={path}: {error}")
+            problems.append(f"{key}.{name}={source.path}: {error}")
     return stores
 
 
@@ -94,6 +101,6 @@ def path_problems(training: Mapping[str, str], validation: Mapping[str, str], to
         for name, path in builtin.items():
             if path.removeprefix(BUILTIN_PREFIX) not in BUILTIN:
                 problems.append(f"{key}.{name}={path}: no such corpus; there is {', '.join(BUILTIN)}.")
-        given = {name: path for name, path in paths.items() if name not in builtin}
+        given = {name: Source(path) for name, path in paths.items() if name not in builtin}
         open_stores(given, split, tokenizer, key, problems)
     return problems

@@ -13,9 +13,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from lit_stable.callbacks.positions import Range
 from lit_stable.data.mixture import Mixture
 from lit_stable.data.order import Indices
+from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.store import TokenStore
 
 Batch = dict[str, Tensor]
+IGNORED = -100  # the label that torch's cross entropy leaves out
 
 
 def stream_positions(consumed: Indices, dropped: Sequence[Range]) -> Indices:
@@ -45,6 +47,7 @@ class TokenStream(IterableDataset[Batch]):
         micro_batch: B, samples per rank.
         window_at: Under a batch-size ramp: (consumed samples, ranks) at the opening of an optimizer step -> its global
             batch and its micro-batch, in place of ``micro_batch``.
+        mask_repeats: Which repetitions have no labels; None: all tokens are labels.
         rank: Index among the data-parallel ranks.
         size: Number of data-parallel ranks.
     """
@@ -59,6 +62,7 @@ class TokenStream(IterableDataset[Batch]):
         dropped: Sequence[Range] = (),
         micro_batch: int,
         window_at: Callable[[int, int], tuple[int, int]] | None = None,
+        mask_repeats: MaskRepeats | None = None,
         rank: int = 0,
         size: int = 1,
     ) -> None:
@@ -70,6 +74,7 @@ class TokenStream(IterableDataset[Batch]):
         self.dropped = list(dropped)
         self.micro_batch = micro_batch
         self.window_at = window_at
+        self.mask_repeats = mask_repeats
         self.rank = rank
         self.size = size
 
@@ -101,7 +106,10 @@ class TokenStream(IterableDataset[Batch]):
         tokens = np.empty((len(positions), self.sequence_length + 1), dtype=np.int64)
         for row, (source, window) in enumerate(zip(sources.tolist(), windows.tolist(), strict=True)):
             tokens[row] = self.stores[source].window(window, self.sequence_length)
-        return make_batch(tokens, sources)
+        batch = make_batch(tokens, sources)
+        if self.mask_repeats is not None:
+            batch["labels"].numpy()[self.mask_repeats.mask(tokens)[:, 1:]] = IGNORED
+        return batch
 
 
 def make_batch(tokens: Indices, sources: Indices) -> Batch:
@@ -109,6 +117,7 @@ def make_batch(tokens: Indices, sources: Indices) -> Batch:
     windows = torch.from_numpy(tokens)
     return {
         "input_ids": windows[:, :-1].contiguous(),
-        "labels": windows[:, 1:].contiguous(),
+        # A copy, also of a single row, which is contiguous as it stands: who masks a label must not change an input.
+        "labels": windows[:, 1:].clone(memory_format=torch.contiguous_format),
         "source": torch.from_numpy(sources),
     }

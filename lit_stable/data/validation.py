@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
+from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.order import Indices
 from lit_stable.data.store import TokenStore
-from lit_stable.data.stream import Batch, make_batch
+from lit_stable.data.stream import IGNORED, Batch, make_batch
+from lit_stable.data.workers import make_loader
 
-IGNORED = -100  # the label that torch's cross entropy leaves out
+
+def validation_loaders(
+    stores: Sequence[TokenStore], sequence_length: int, limit: int | None, micro_batch: int, trainer: Trainer
+) -> list[DataLoader[Batch]]:
+    """One loader per store, for this rank of a ``trainer``; the other arguments are those of ``ValidationWindows``."""
+    rank, ranks = data_parallel_rank(trainer), data_parallel_size(trainer)
+    windows = [
+        ValidationWindows(store, sequence_length, limit, micro_batch=micro_batch, rank=rank, size=ranks)
+        for store in stores
+    ]
+    # Without workers: reading a window costs less than starting a process.
+    return [make_loader(each, 0, trainer.strategy.root_device) for each in windows]
 
 
 class ValidationWindows(IterableDataset[Batch]):

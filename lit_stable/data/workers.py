@@ -1,10 +1,28 @@
-"""Data workers and signals: who ends whom."""
+"""Loaders, their workers, and signals: who ends whom."""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing.util  # registers its own exit, which must come after ours
 import signal
+from typing import TypeVar
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+BatchT = TypeVar("BatchT")
+
+
+def make_loader(dataset: IterableDataset[BatchT], num_workers: int, device: torch.device) -> DataLoader[BatchT]:
+    """A loader of batches that come collated, read ahead by ``num_workers`` processes, for a ``device``."""
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=leave_signals_to_the_trainer,
+        pin_memory=device.type == "cuda",
+    )
 
 
 def leave_signals_to_the_trainer(worker: int) -> None:

@@ -14,6 +14,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from lit_stable import __version__
 from lit_stable.callbacks import Progress
+from lit_stable.data.datamodule import TokenDataModule
+from lit_stable.data.description import describe_data
 from lit_stable.model.formulas import parameter_count
 from lit_stable.model.init import audit_init, format_audit
 from lit_stable.model.kernel_report import describe_attention
@@ -28,7 +30,7 @@ from lit_stable.strategies.mesh import describe_mesh
 def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) -> list[str]:
     """Hardware, precision, model, groups, schedule and features: what one asks first when a run behaves oddly."""
     assert module.gpt is not None
-    progress = Progress.of(trainer)
+    progress, data = Progress.of(trainer), trainer.datamodule  # type: ignore[attr-defined]
     device = trainer.strategy.root_device
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {os.cpu_count()} cores"
     schedule = ", ".join(f"{p:,} {format_lr(lr)} ({label})" for p, lr, label in module.schedule.milestones())
@@ -42,6 +44,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f"dtypes: {dtypes(trainer, module)}",
         f"learning rate by {module.schedule.unit}: {schedule}",
         audit(trainer.optimizers[0].param_groups, module),
+        *(describe_data(data) if isinstance(data, TokenDataModule) else []),
         "callbacks: " + "; ".join(map(describe, callbacks)),
         f"run folder: {session.folder if session is not None else None}",
         f"position: step {progress.steps}, {progress.samples:,} samples, {progress.tokens:,} tokens"

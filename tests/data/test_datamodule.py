@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,9 +14,12 @@ from lit_stable.callbacks.progress import Progress
 from lit_stable.data import corpus
 from lit_stable.data.corpus import PythonStandardLibrary
 from lit_stable.data.datamodule import TokenDataModule
+from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.prepare import prepare
+from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.sources import Source
 from lit_stable.data.store import TokenStore
+from lit_stable.data.weights import WeightSchedule
 
 SIZES = {"sequence_length": 8, "micro_batch": 2, "global_batch": 4}
 
@@ -278,14 +282,20 @@ def test_a_recipe_can_say_everything(folder):
         {
             "data": {
                 **SIZES,
-                "sources": {"text": {"path": folder, "weight": 2}},
+                "sources": {"text": {"path": folder, "filter": "score >= 1"}},
                 "validation": {"a": folder},
                 "skip_steps": [7, "9-10"],
+                "order": {"by": "shards", "reshuffle": {"5 steps": 3}},
+                "weight_schedule": {"marks": {"0": {"text": 1}}, "shape": "linear"},
+                "mask_repeats": {"scope": "tokens"},
             }
         }
     )
     data = parser.instantiate_classes(config).data
-    assert data.sources == {"text": Source(folder, 2.0)}
+    assert data.sources == {"text": Source(folder, filter="score >= 1")}
+    assert data.order == SampleOrder("shards", reshuffle={"5 steps": 3})
+    assert data.weight_schedule == WeightSchedule({"0": {"text": 1.0}}, "linear")
+    assert data.mask_repeats == MaskRepeats(scope="tokens")
     assert data.skip_steps == [7, "9-10"]
     assert parser.parse_string(parser.dump(config)).data == config.data
 
@@ -301,3 +311,174 @@ def test_steps_and_micro_batches_follow_the_trainers_ramp(folder):
     assert progress.dropped == [(1, 6)]  # steps 2 and 3: one sample and four
     assert [len(next(loader)["source"]) for _ in range(5)] == [1, 1, 2, 2, 2]
     assert [sample.position for sample in data.ledger().step(3)] == [2, 3, 4, 5]
+
+
+@pytest.fixture
+def dated(tmp_path):
+    """400 documents of 2019 to 2022, out of order, with a score; a store of them by date and one as they came."""
+    records = [
+        {"text": f"text {n:03d}", "date": 20190101 + n * 7919 % 400 // 100 * 10_000 + n % 28, "score": n % 10 / 10}
+        for n in range(400)
+    ]
+    (tmp_path / "dated.jsonl").write_text("\n".join(map(json.dumps, records)))
+    for name, order in (("by_date", "date"), ("mixed", "input")):
+        options = {"keep": "score", "order": order, "report": lambda line: None}
+        prepare([tmp_path / "dated.jsonl"], tmp_path / name, "bytes", 0.0, **options)
+    return tmp_path
+
+
+def dates_read(data: TokenDataModule, steps: int) -> list[int]:
+    """The date of every document of every sample, as the ledger has them."""
+    attach(data)
+    samples = [sample for step in range(1, steps + 1) for sample in data.ledger().step(step)]
+    return [place.date for sample in samples for place in sample.documents]
+
+
+def test_by_date_the_ledger_ascends_and_shuffled_it_does_not(dated):
+    source = {"text": Source(str(dated / "by_date"))}
+    by_date = dates_read(TokenDataModule(source, **SIZES, order=SampleOrder("date")), 40)
+    assert by_date == sorted(by_date)
+    assert by_date[0] < by_date[-1]
+    shuffled = dates_read(TokenDataModule(source, **SIZES), 40)
+    assert shuffled != sorted(shuffled)
+
+
+def test_by_date_is_refused_on_data_that_are_not(dated, folder):
+    source = {"mixed": Source(str(dated / "mixed")), "plain": Source(folder)}
+    data = TokenDataModule(source, **SIZES, order=SampleOrder("date"))
+    with pytest.raises(ValueError, match=r"data\.order\.by=date: documents of mixed are not in the order") as error:
+        data.setup()
+    assert "documents of plain have no dates; prepare it with --order date." in str(error.value)
+
+
+def reshuffling(folder, requests, **sizes) -> TokenDataModule:
+    order = SampleOrder("stored", reshuffle=requests)
+    return TokenDataModule({"text": Source(folder)}, **(SIZES | sizes), num_workers=0, order=order)
+
+
+def test_a_reshuffle_in_mid_run_reads_the_rest_once_and_resumes_bit_for_bit(tmp_path, folder):
+    """The remedy of the late failures: from a step on, what was not read is read in another order."""
+    windows = TokenStore(f"{folder}/train").num_windows(8)
+    steps = windows // 4
+    stored = torch.cat(fit(reshuffling(folder, {}), steps)[1].rows)
+    straight = torch.cat(fit(reshuffling(folder, {"10 steps": 7}), steps)[1].rows)
+    assert torch.equal(straight[:40], stored[:40])
+    assert not torch.equal(straight[40:], stored[40:])
+    named = reshuffling(folder, {"10 steps": 7})
+    attach(named)
+    read = [sample.window for step in range(1, steps + 1) for sample in named.ledger().step(step)]
+    store = TokenStore(f"{folder}/train")
+    assert straight.tolist() == [store.window(window, 8)[:-1].tolist() for window in read]
+    assert len(set(read)) == len(read) == steps * 4
+    for stop in (6, 10, 13):  # before, at and behind the point
+        first_trainer, first = fit(reshuffling(folder, {"10 steps": 7}), stop)
+        first_trainer.save_checkpoint(tmp_path / "a.ckpt")
+        second = fit(reshuffling(folder, {"10 steps": 7}, micro_batch=4), steps, tmp_path / "a.ckpt")[1]
+        assert torch.equal(torch.cat(first.rows + second.rows), straight)
+
+
+def test_a_reshuffle_that_was_passed_stays_and_one_that_was_not_is_refused(tmp_path, folder):
+    trainer, first = fit(reshuffling(folder, {"3 steps": 7}), 6)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    straight = torch.cat(fit(reshuffling(folder, {"3 steps": 7}), 9)[1].rows)
+    # Without the request, and with another global batch, the passed point is where it was.
+    without = reshuffling(folder, {})
+    rest = torch.cat(fit(without, 9, tmp_path / "a.ckpt")[1].rows)
+    assert torch.equal(torch.cat([*first.rows, rest]), straight)
+    ledger = without.ledger()
+    texts = [bytes(np.where(row == 256, 10, row).astype(np.uint8)).decode() for row in straight[28:32]]
+    assert [sample.text.replace("<|endoftext|>", "\n") for sample in ledger.step(8)] == texts
+    other = reshuffling(folder, {"3 steps": 8})
+    with pytest.raises(ValueError, match=r"reshuffle=\{3 steps: 8\}: is behind the run"):
+        fit(other, 9, tmp_path / "a.ckpt")
+
+
+def test_without_a_reshuffle_a_checkpoint_has_no_state_of_the_data(tmp_path, folder):
+    assert reshuffling(folder, {}).state_dict() == {}
+    trainer, _ = fit(reshuffling(folder, {}), 1)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert "TokenDataModule" not in torch.load(tmp_path / "a.ckpt", weights_only=True)
+
+
+def test_a_filter_keeps_its_documents_and_is_part_of_the_fingerprint(dated):
+    sources = {"text": Source(str(dated / "mixed"), filter="top 0.3 by score")}
+    data = TokenDataModule(sources, **SIZES, num_workers=0)
+    attach(data)
+    store = data.opened.training["text"]
+    assert (store.num_documents, store.all_documents) == (120, 400)
+    read = {place.number for step in range(1, 40) for sample in data.ledger().step(step) for place in sample.documents}
+    scores = store.values("score", 0, 400)
+    assert {scores.value(number) for number in read} == {0.7, 0.8, 0.9}
+    assert data.fingerprint()["data.sources.text"].endswith(", top 0.3 by score)")
+
+
+def test_validation_from_a_date_is_the_future_of_what_is_trained_on(dated):
+    sources = {"text": Source(str(dated / "mixed"), filter="score >= 0.5")}
+    data = TokenDataModule(sources, **SIZES, validation_from="2022-01-01", num_workers=0)
+    assert max(dates_read(data, 50)) < 20220101
+    assert data.validation_names == ["text_from_20220101"]
+    held_out = data.opened.validation["text_from_20220101"]
+    places = held_out.documents_in(0, held_out.num_tokens)
+    assert min(place.date for place in places) >= 20220101
+    assert held_out.num_documents + data.opened.training["text"].num_documents == 200
+    assert next(iter(data.val_dataloader()[0]))["input_ids"].shape == (2, 8)
+
+
+def test_a_schedule_of_weights_shows_in_the_ledger_to_the_sample(tmp_path, folder):
+    other = write_text(tmp_path, "other")
+    sources = {"text": Source(folder), "other": Source(other)}
+    marks = {"0": {"text": 1, "other": 0}, "40": {"text": 1, "other": 3}, "120": {"text": 0, "other": 1}}
+    data = TokenDataModule(sources, **SIZES, num_workers=0, weight_schedule=WeightSchedule(marks))
+    attach(data)
+    ledger = data.ledger()
+    expected = {1: (0, 0), 11: (40, 0), 31: (60, 60), 41: (60, 100)}
+    for step, (text, others) in expected.items():
+        assert ledger.counts(step) == {"text": text, "other": others}
+    read = [sample.source for step in range(1, 41) for sample in ledger.step(step)]
+    assert (read.count("text"), read.count("other")) == (60, 100)
+    assert data.ledger([(40, 120)]).counts(21) == {"text": 40, "other": 40}
+
+
+def test_repetitions_have_no_labels_in_training_and_all_of_them_in_validation(tmp_path):
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.txt").write_text("ab" * 100 + "".join(map(chr, range(33, 97))) * 4)
+        prepare([tmp_path / f"{name}.txt"], tmp_path / name, "bytes", 0.0, report=lambda line: None)
+    options = {
+        "validation": {"v": str(tmp_path / "validation" / "train")},
+        "num_workers": 0,
+        "validation_windows": None,
+    }
+    sources = {"text": Source(str(tmp_path / "train"))}
+    masked = {}
+    for scope in ("tokens", "sequence"):
+        data = TokenDataModule(
+            sources, 32, 1, 14, **options, order=SampleOrder("stored"), mask_repeats=MaskRepeats(2, 10, scope)
+        )
+        attach(data)
+        batches = iter(data.train_dataloader())
+        masked[scope] = [int((next(batches)["labels"] == -100).sum()) for _ in range(14)]
+        assert all((batch["labels"] != -100).all() for batch in data.val_dataloader()[0])
+    # Windows of 33 tokens: six within the repetition, one with its last eight tokens, which hold no ten periods.
+    assert masked["tokens"] == [32] * 6 + [0] * 8
+    assert masked["sequence"] == [32] * 6 + [0] * 8
+
+
+def test_all_bad_choices_are_told_at_once():
+    with pytest.raises(ValueError, match=r"data\.validation_from=summer: must be a date") as error:
+        TokenDataModule(
+            {"a": Source("x", weight=2.0, filter="score"), "b": Source("y")},
+            **SIZES,
+            order=SampleOrder("shards", 0, reshuffle={"soon": 1}),
+            weight_schedule=WeightSchedule({"0": {"a": 1.0}}),
+            validation_from="summer",
+            mask_repeats=MaskRepeats(0),
+        )
+    for part in (
+        "data.order.reshuffle={soon: 1}: must be a count of steps or samples",
+        "data.order.shard_windows=0: must be at least 1.",
+        "data.mask_repeats.max_period=0: must be at least 1.",
+        "data.sources.a.weight=2.0 and data.weight_schedule: each says the mixture; give one of them.",
+        "data.weight_schedule.marks.0: names a; must give a weight to each of a, b.",
+        "data.sources.a.filter=score: must read KEY >= VALUE",
+    ):
+        assert any(line.startswith(part) for line in str(error.value).splitlines()), part

@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lit_stable.data.mixture import BLOCK, Mixture, quotas
+from lit_stable.data.epochs import Reshuffle, SampleOrder
+from lit_stable.data.mixture import Mixture
+from lit_stable.data.weights import BLOCK, WeightSchedule, quotas
 
 
 def test_quotas_are_the_largest_remainders():
@@ -52,7 +54,7 @@ def test_sources_are_drawn_by_weight():
 def test_a_block_holds_the_exact_quotas():
     mixture = Mixture(["a", "b"], [0.9, 0.1], [1000, 1000], seed=1)
     sources, _, _ = mixture.locate(np.arange(BLOCK, 2 * BLOCK))
-    assert np.bincount(sources).tolist() == mixture.quotas.tolist()
+    assert np.bincount(sources).tolist() == quotas([0.9, 0.1])
 
 
 @pytest.mark.parametrize("num_windows", [1, 7, 1000, 70_000])
@@ -107,3 +109,53 @@ def test_order_is_pinned():
     assert sources.tolist() == [1, 0, 0, 0, 0, 0, 0]
     assert epochs.tolist() == [0, 0, 0, 0, 0, 49, 749]
     assert windows.tolist() == [162, 897, 15, 458, 937, 507, 616]
+
+
+def test_counts_are_those_of_the_samples():
+    for weights in (
+        [0.7, 0.3],
+        WeightSchedule({"0": {"a": 1, "b": 0}, "3k": {"a": 1, "b": 3}}, "linear").blocks("ab", 8),
+    ):
+        mixture = Mixture(["a", "b"], weights, [1000, 400], seed=2)
+        sources, _, _ = mixture.locate(np.arange(BLOCK + 5000))
+        for position in (0, 1, 777, 1024, 3000, BLOCK - 1, BLOCK, BLOCK + 4999):
+            assert mixture.counts(position).tolist() == np.bincount(sources[:position], minlength=2).tolist()
+
+
+def test_shares_follow_a_schedule_and_any_position_is_reached_alone():
+    schedule = WeightSchedule({"0": {"a": 1, "b": 0}, "10k": {"a": 1, "b": 1}, "20k": {"a": 0, "b": 1}})
+    mixture = Mixture(["a", "b"], schedule.blocks(["a", "b"], 8), [10**6, 700], seed=2)
+    sources, epochs, windows = mixture.locate(np.arange(30_000))
+    assert [int(part.sum()) for part in np.split(sources, 3)] == [0, 5000, 10_000]
+    own = windows[sources == 1]
+    assert np.array_equal(epochs[sources == 1], np.arange(15_000) // 700)
+    assert np.array_equal(np.sort(own[:700]), np.arange(700))
+    positions = np.array([29_999, 0, 10_000, 19_999])
+    again = Mixture(["a", "b"], schedule.blocks(["a", "b"], 8), [10**6, 700], seed=2).locate(positions)
+    assert np.array_equal(np.stack(again), np.stack([sources[positions], epochs[positions], windows[positions]]))
+
+
+@pytest.mark.parametrize("by", ["shuffle", "stored", "shards"])
+def test_a_reshuffle_changes_windows_behind_its_position_and_nothing_else(by):
+    order = SampleOrder(by, 16, 2)
+    plain, reshuffled = (
+        Mixture(["a", "b"], [2, 1], [300, 90], 5, order, reshuffles) for reshuffles in ([], [Reshuffle(200, 9)])
+    )
+    before, after = (mixture.locate(np.arange(1200)) for mixture in (plain, reshuffled))
+    assert np.array_equal(before[0], after[0])
+    assert np.array_equal(before[1], after[1])
+    assert np.array_equal(before[2][:200], after[2][:200])
+    assert not np.array_equal(before[2][200:], after[2][200:])
+    for source, size in ((0, 300), (1, 90)):
+        own = after[2][after[0] == source]
+        whole = len(own) // size * size
+        assert np.array_equal(
+            np.sort(own[:whole].reshape(-1, size), axis=1), np.tile(np.arange(size), (whole // size, 1))
+        )
+
+
+def test_stored_order_keeps_each_source_in_its_own():
+    sources, _, windows = Mixture(["a", "b"], [2, 1], [300, 90], 5, SampleOrder("stored")).locate(np.arange(400))
+    for source, size in ((0, 300), (1, 90)):
+        own = windows[sources == source]
+        assert own.tolist() == (np.arange(len(own)) % size).tolist()

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from lit_stable.callbacks.positions import stream_position
 from lit_stable.data.mixture import Mixture
+from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.stream import TokenStream, stream_positions
 
 LENGTH = 8
@@ -48,6 +49,26 @@ def test_labels_are_the_next_tokens(make_stream):
     assert {name: tensor.dtype for name, tensor in batch.items()} == dict.fromkeys(batch, torch.int64)
     assert torch.equal(batch["input_ids"][:, 1:], batch["labels"][:, :-1])
     assert torch.equal(batch["input_ids"] % 250, (batch["input_ids"][:, :1] + torch.arange(LENGTH)) % 250)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_inputs_and_labels_share_no_memory(make_stream, micro_batch):
+    batch = next(iter(make_stream(micro_batch=micro_batch)))
+    inputs = batch["input_ids"].clone()
+    batch["labels"].fill_(-100)
+    assert torch.equal(batch["input_ids"], inputs)
+
+
+def test_masked_tokens_are_no_labels_and_stay_inputs(make_stream):
+    class Odd(MaskRepeats):
+        def mask(self, tokens):
+            return tokens % 2 == 1
+
+    plain, masked = (make_stream(mask_repeats=mask).read(np.arange(4)) for mask in (None, Odd()))
+    assert torch.equal(plain["input_ids"], masked["input_ids"])
+    odd = plain["labels"] % 2 == 1
+    assert torch.equal(masked["labels"], torch.where(odd, -100, plain["labels"]))
+    assert odd.any()
 
 
 def test_rows_are_the_windows_that_the_mixture_names(make_stream):

@@ -57,3 +57,11 @@ def test_a_window_has_the_source_of_the_document_it_begins_in(make_writer_store)
     starts = [0, 4, 8, 12, 16]  # documents begin at 0, 6 and 16
     assert [window * 4 for window in ValidationWindows(store, 4, None).windows.tolist()] == starts
     assert batch["source"].tolist() == [0, 0, 1, 1, 0]
+
+
+def test_padding_of_single_rows_leaves_legal_inputs(make_store):
+    """Two ranks and one window: the second rank has a row of padding alone, whose inputs an embedding must take."""
+    store = make_store(num_tokens=5)
+    (batch,) = ValidationWindows(store, 4, None, micro_batch=1, rank=1, size=2)
+    assert batch["labels"].tolist() == [[-100] * 4]
+    assert batch["input_ids"].tolist() == [[0] * 4]

@@ -60,7 +60,7 @@ def test_other_data_do_not_pass_unseen(tmp_path):
     assert done.code == 0, done.err
     line = r"changed since the checkpoint: data.sources.text: \d+ tokens \(\w+\) -> \d+ tokens \(\w+\)$"
     assert len(re.findall(line, done.out, re.MULTILINE)) == 1
-    assert "data.validation.text" not in done.out
+    assert "checkpoint: data.validation.text" not in done.out
 
 
 def test_data_that_the_model_cannot_take_are_refused_before_a_folder_exists(tmp_path):

@@ -1,0 +1,94 @@
+"""Requests to shuffle what is left of the data: from steps or samples of a run to positions of the sample stream.
+
+What lies behind the run is a fact and travels in its checkpoints; what lies ahead follows from the recipe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from lit_stable.callbacks.positions import Range, stream_position
+from lit_stable.callbacks.stages import parse_count
+from lit_stable.data.epochs import Reshuffle
+
+_MARK = re.compile(r"\s*(?P<count>\S+)\s+(?P<unit>steps|samples)\s*")
+
+
+class Settled(NamedTuple):
+    """A request with the stream position from which on it holds."""
+
+    mark: str
+    seed: int
+    position: int
+
+
+def parse_marks(requests: Mapping[str, int]) -> dict[tuple[int, str], int]:
+    """Seed by (count, unit); every malformed request is reported in one ValueError.
+
+    Example::
+
+        >>> parse_marks({"115_500 steps": 7, "6M samples": 8})
+        {(115500, 'steps'): 7, (6000000, 'samples'): 8}
+    """
+    marks: dict[tuple[int, str], int] = {}
+    problems: list[str] = []
+    for text, seed in requests.items():
+        match = _MARK.fullmatch(str(text))
+        try:
+            if match is None or seed < 0:
+                raise ValueError
+            marks[parse_count(match["count"]), match["unit"]] = seed
+        except ValueError:
+            problems.append(
+                f"data.order.reshuffle={{{text}: {seed}}}: must be a count of steps or samples and a seed of at least"
+                " 0, as {115500 steps: 7}."
+            )
+    if problems:
+        raise ValueError("\n".join(problems))
+    return marks
+
+
+def settle(
+    requests: Mapping[str, int],
+    known: Sequence[Settled],
+    samples_before: Callable[[int], int],
+    consumed: int,
+    dropped: Sequence[Range],
+) -> list[Settled]:
+    """Every reshuffle of a run, by position: those that it has passed, and those that the recipe asks for ahead of it.
+
+    Args:
+        requests: Seed by mark, as ``{115500 steps: 7}``: behind that step, or that many samples.
+        known: As the checkpoint has them.
+        samples_before: Samples committed before a step, counted from 1.
+        consumed: Samples committed now.
+        dropped: Ranges of stream positions that are left out, sorted and merged.
+
+    Raises:
+        ValueError: when a request is malformed, or speaks of a point that is passed and was not known there.
+    """
+    here = stream_position(consumed, dropped)
+    settled = [reshuffle for reshuffle in known if reshuffle.position < here]
+    passed = {(reshuffle.mark, reshuffle.seed) for reshuffle in settled}
+    late: list[str] = []
+    for (count, unit), seed in parse_marks(requests).items():
+        mark = f"{count} {unit}"
+        if (mark, seed) in passed:
+            continue
+        samples = samples_before(count + 1) if unit == "steps" else count
+        if samples < consumed:
+            late.append(f"{{{mark}: {seed}}}")
+        settled.append(Settled(mark, seed, stream_position(samples, dropped)))
+    if late:
+        raise ValueError(
+            f"data.order.reshuffle={', '.join(late)}: is behind the run, which read those data in another order; give a"
+            " later point, or resume from an earlier checkpoint."
+        )
+    return sorted(settled, key=lambda reshuffle: reshuffle.position)
+
+
+def as_reshuffles(settled: Sequence[Settled]) -> list[Reshuffle]:
+    """What the mixture takes."""
+    return [Reshuffle(reshuffle.position, reshuffle.seed) for reshuffle in settled]

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from lit_stable.data.reshuffle import Settled, as_reshuffles, parse_marks, settle
+
+BATCH = 10
+
+
+def before(step: int) -> int:
+    return (step - 1) * BATCH
+
+
+def test_steps_and_samples_become_positions_behind_what_is_dropped():
+    settled = settle({"30 steps": 8, "120 samples": 7}, [], before, 0, [(100, 150)])
+    assert settled == [Settled("120 samples", 7, 170), Settled("30 steps", 8, 350)]
+    assert as_reshuffles(settled) == [(170, 7), (350, 8)]
+
+
+def test_what_was_passed_is_a_fact_whatever_the_recipe_says():
+    known = [Settled("5 steps", 7, 50), Settled("9 steps", 9, 90)]
+    # The batch is twice as large now: the passed point stays, the one ahead follows the recipe.
+    assert settle({"5 steps": 7, "9 steps": 9}, known, lambda step: before(step) * 2, 60, []) == [
+        Settled("5 steps", 7, 50),
+        Settled("9 steps", 9, 180),
+    ]
+    assert settle({}, known, before, 60, []) == [Settled("5 steps", 7, 50)]
+
+
+def test_the_point_at_which_a_run_stands_lies_ahead():
+    assert settle({"5 steps": 7}, [], before, 50, []) == [Settled("5 steps", 7, 50)]
+    assert settle({"5 steps": 8}, [Settled("5 steps", 7, 50)], before, 50, []) == [Settled("5 steps", 8, 50)]
+
+
+@pytest.mark.parametrize("known", [[], [Settled("5 steps", 8, 50)]])
+def test_a_point_behind_the_run_is_refused_unless_it_was_known_there(known):
+    with pytest.raises(ValueError, match=r"data\.order\.reshuffle=\{5 steps: 7\}: is behind the run"):
+        settle({"5 steps": 7, "9 steps": 7}, known, before, 60, [])
+
+
+def test_all_that_are_no_requests_are_told():
+    assert parse_marks({"1k steps": 1, "2_000 samples": 0}) == {(1000, "steps"): 1, (2000, "samples"): 0}
+    with pytest.raises(
+        ValueError, match=r"data\.order\.reshuffle=\{5: 1\}: must be a count of steps or samples"
+    ) as error:
+        parse_marks({"5": 1, "x steps": 2, "5 steps": -1, "6 steps": 1})
+    assert [line.split("=")[1].split(": must")[0] for line in str(error.value).splitlines()] == [
+        "{5: 1}",
+        "{x steps: 2}",
+        "{5 steps: -1}",
+    ]

@@ -9,7 +9,7 @@ from jsonargparse import ArgumentParser
 
 from lit_stable.data.prepare import prepare
 
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 _DESCRIPTION = """Turn text files, JSON lines, Parquet and data sets into a token store. Killed or interrupted, the same
 command goes on where it was, and the result is the same to the last byte."""
 
@@ -27,6 +27,9 @@ def run_prepare(argv: Sequence[str]) -> int:
     arguments = parser.instantiate(parser.parse_args(list(argv)))
     try:
         prepare(**vars(arguments))
+    except FileExistsError as error:
+        print(f"lit-stable prepare: {error}", file=sys.stderr, flush=True)
+        return FAILED
     except KeyboardInterrupt:
         print("lit-stable prepare: interrupted.", file=sys.stderr, flush=True)
         return INTERRUPTED

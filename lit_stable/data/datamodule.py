@@ -96,7 +96,7 @@ class TokenDataModule(LightningDataModule):
         if problems:
             raise ValueError("\n".join(problems))
         self.opened = OpenedData()
-        self._reshuffles: list[Settled] | None = None  # None: no run has said where it stands
+        self.reshuffles: list[Settled] | None = None  # None: no run has said where it stands
 
     # -- what the rest of the program asks ---------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class TokenDataModule(LightningDataModule):
 
     def mixture(self, dropped: Sequence[Range] = ()) -> Mixture:
         """The order of samples of a run that leaves out ``dropped``; known after ``setup``."""
-        settled = self._reshuffles
+        settled = self.reshuffles
         if settled is None:
             settled = settle(self.order.reshuffle, [], self.samples_before, 0, dropped)
         names, length, schedule = self.source_names, self.sequence_length, self.weight_schedule
@@ -197,11 +197,11 @@ class TokenDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """The reshuffles of this run, with their positions; nothing when there are none."""
-        return {"reshuffles": [list(reshuffle) for reshuffle in self._reshuffles]} if self._reshuffles else {}
+        return {"reshuffles": [list(reshuffle) for reshuffle in self.reshuffles]} if self.reshuffles else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take what a checkpoint says of the run that it belongs to."""
-        self._reshuffles = [Settled(*reshuffle) for reshuffle in state_dict["reshuffles"]]
+        self.reshuffles = [Settled(*reshuffle) for reshuffle in state_dict["reshuffles"]]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """The endless stream of this rank, from where ``Progress`` stands."""
@@ -213,8 +213,8 @@ class TokenDataModule(LightningDataModule):
         new = new_ranges(self.skip_steps, progress.requests, before, progress.samples, progress.dropped)
         for request, dropped in new.items():
             progress.drop([dropped], request)
-        known = self._reshuffles or []
-        self._reshuffles = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped)
+        known = self.reshuffles or []
+        self.reshuffles = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped)
         stream = TokenStream(
             self.mixture(),
             list(self.opened.training.values()),

@@ -49,7 +49,8 @@ def _options(data: TokenDataModule) -> list[str]:
         lines.append(f"order: shards of {order.shard_windows:,} windows, {order.buffer_shards} mixed at a time")
     elif order.by != "shuffle":
         lines.append(f"order: {'by date' if order.by == 'date' else 'as stored'}")
-    lines += [f"what is left is shuffled anew behind {mark}, seed {seed}" for mark, seed in order.reshuffle.items()]
+    reshuffles = order.reshuffle if data.reshuffles is None else {r.mark: r.seed for r in data.reshuffles}
+    lines += [f"what is left is shuffled anew behind {mark}, seed {seed}" for mark, seed in reshuffles.items()]
     if data.weight_schedule is not None:
         shape, unit = data.weight_schedule.shape, data.weight_schedule.unit
         marks = data.weight_schedule.marks.items()

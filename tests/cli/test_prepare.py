@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from tiny_recipe import command
 
@@ -58,6 +60,53 @@ def test_an_existing_folder_is_left_alone(text, tmp_path):
         2,
         "lit-stable prepare: out=store: exists already; choose another folder or delete it.\n",
     )
+
+
+def test_bad_lines_are_shown_and_strict_stops(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\noops\n')
+    words = ["prepare", "a.jsonl", "--tokenizer", "bytes", "--validation_fraction", "0", "--out", "store"]
+    done = command(*words, "--strict")
+    assert (done.code, done.err.split(": Exp")[0]) == (2, "lit-stable prepare: a.jsonl:2")
+    done = command(*words)
+    assert done.code == 0
+    assert "1 could not be read and was left out:\n  a.jsonl:2: Expecting value" in done.out
+
+
+def test_every_option_reaches_the_work(tmp_path):
+    records = [{"body": "word " * 9, "when": f"2020-01-{n + 1:02d}", "score": n, "lang": "en"} for n in range(20)]
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(map(json.dumps, [*records, {"body": "\\\\" * 200, "when": 0, "score": 9}]))
+    )
+    options = {
+        "--tokenizer": "unigram:300:phrases",
+        "--text_key": "body",
+        "--date_key": "when",
+        "--keep": "lang",
+        "--filter": "score >= 5",
+        "--order": "date",
+        "--validation_from": "2020-01-15",
+        "--artefacts": "reject",
+        "--limits.escapes": "0.5",
+        "--workers": "2",
+    }
+    words = [word for pair in options.items() for word in pair]
+    done = command("prepare", "a.jsonl", "--out", "store", *words)
+    assert done.code == 0, done.err
+    train, validation = (TokenStore(tmp_path / "store" / split) for split in ("train", "validation"))
+    assert train.documents["date"].tolist() == list(range(20200106, 20200115))
+    assert validation.documents["date"].tolist() == list(range(20200115, 20200121))
+    assert train.keys == ["date", "source", "lang", "score"]
+    assert "filter score >= 5:\n  store: 16 of 21 documents kept" in done.out
+    assert "documents that look like artefacts (rejected; listed in artefacts.jsonl):" in done.out
+
+
+def test_ctrl_c_says_that_it_goes_on(text, monkeypatch):
+    def interrupt(self, piece, advance):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lit_stable.data.text.tokenising.PieceWorker.__call__", interrupt)
+    done = command("prepare", text, "--tokenizer", "bytes", "--out", "store")
+    assert (done.code, done.err) == (130, "lit-stable prepare: interrupted.\n")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from lit_stable.callbacks.progress import Progress
 from lit_stable.data import corpus
 from lit_stable.data.corpus import PythonStandardLibrary
 from lit_stable.data.datamodule import TokenDataModule
+from lit_stable.data.description import describe_data
 from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.prepare import prepare
 from lit_stable.data.repeats import MaskRepeats
@@ -385,6 +386,7 @@ def test_a_reshuffle_that_was_passed_stays_and_one_that_was_not_is_refused(tmp_p
     without = reshuffling(folder, {})
     rest = torch.cat(fit(without, 9, tmp_path / "a.ckpt")[1].rows)
     assert torch.equal(torch.cat([*first.rows, rest]), straight)
+    assert "what is left is shuffled anew behind 3 steps, seed 7" in describe_data(without)
     ledger = without.ledger()
     texts = [bytes(np.where(row == 256, 10, row).astype(np.uint8)).decode() for row in straight[28:32]]
     assert [sample.text.replace("<|endoftext|>", "\n") for sample in ledger.step(8)] == texts

@@ -55,7 +55,7 @@ def open_bytes(path: Path) -> Iterator[Bytes]:
 
 def _content(path: Path, raw: BinaryIO) -> BinaryIO:
     if path.suffix == ".gz":
-        return io.BufferedReader(gzip.GzipFile(fileobj=raw))
+        return io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK)
     if path.suffix == ".zst":
         return io.BufferedReader(_Zstandard(path, raw), _BLOCK)
     return raw

@@ -64,6 +64,14 @@ class BatchSchedule:
         stage = self.stages[bisect_right(self._steps, step - 1) - 1]
         return stage.samples + (step - 1 - stage.step) * stage.batch
 
+    def samples_after(self, consumed: int, steps: int) -> int:
+        """Samples committed ``steps`` windows after ``consumed``, also where an uninterrupted run never stands."""
+        for stage, end in zip(self.stages, [*self._marks[1:], math.inf], strict=True):
+            if consumed < end:
+                windows = min(steps, math.ceil((end - consumed) / stage.batch)) if end < math.inf else steps
+                consumed, steps = consumed + windows * stage.batch, steps - windows
+        return consumed
+
     def steps_in(self, samples: int) -> int:
         """Whole optimizer steps that ``samples`` suffice for: a horizon in samples as one in steps."""
         stage = self.stages[bisect_right(self._samples, samples) - 1]

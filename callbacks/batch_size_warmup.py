@@ -153,6 +153,10 @@ class BatchSizeWarmup(AccumulationWindows):
         """Samples committed before optimizer step ``step``, counted from 1, by the ramp from the start of the run."""
         return self.schedule.samples_before(step)
 
+    def samples_after(self, consumed: int, steps: int) -> int:
+        """Samples committed ``steps`` steps after ``consumed``, whatever the batch was on the way there."""
+        return self.schedule.samples_after(consumed, steps)
+
     def steps_in(self, samples: int) -> int:
         """Whole optimizer steps that ``samples`` suffice for."""
         return self.schedule.steps_in(samples)

@@ -52,7 +52,9 @@ def _choice_problems(data: TokenDataModule) -> list[str]:
         for name, source in data.sources.items()
         if source.filter is not None and (problem := filter_problem(source.filter))
     ]
-    if data.validation_from is not None and (_raised(parse_date, data.validation_from) or data.validation_from == "0"):
+    if data.validation_from is not None and (
+        _raised(parse_date, data.validation_from) or str(data.validation_from) == "0"
+    ):
         problems.append(f"data.validation_from={data.validation_from}: must be a date, YYYY-MM-DD or yyyymmdd.")
     return problems
 

@@ -42,6 +42,20 @@ def ramp_of(trainer: Any) -> Any:
     return next((callback for callback in callbacks if hasattr(callback, "samples_before")), None)
 
 
+def samples_before(step: int, steps: int, samples: int, global_batch: int, ramp: Any) -> int:
+    """Samples committed before optimizer step ``step``, counted from 1, of a run that consumed ``samples`` in ``steps``.
+
+    Ahead of it the batch is that of the ramp at each sample count, or ``global_batch``. Behind it is what would have
+    led there: exact for a run whose batch was always given so.
+    """
+    ahead = step - 1 - steps
+    if ramp is None:
+        return samples + ahead * global_batch
+    if ahead >= 0:
+        return int(ramp.samples_after(samples, ahead))
+    return int(ramp.samples_before(step) - ramp.samples_before(steps + 1)) + samples
+
+
 def _nearest(value: int, legal: list[int]) -> str:
     below = [size for size in legal if size < value][-1:]
     above = [size for size in legal if size > value][:1]

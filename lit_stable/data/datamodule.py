@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -12,7 +13,7 @@ from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.progress import Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.arguments import argument_problems
-from lit_stable.data.batch_sizes import batch_size_problems, ramp_of
+from lit_stable.data.batch_sizes import batch_size_problems, ramp_of, samples_before
 from lit_stable.data.corpus import BUILTIN_PREFIX, ensure_builtin
 from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.ledger import Ledger
@@ -51,8 +52,8 @@ class TokenDataModule(LightningDataModule):
         skip_steps: Optimizer steps whose data are left out, as ``13251-14000``; whole global batches.
         order: The order of samples within a source, and from where on what is left is shuffled anew.
         weight_schedule: Weights as a function of the position, in place of those of the sources.
-        validation_from: Date from which on documents are not trained on; those of each source that has some become the
-            validation set ``SOURCE_from_DATE``. Documents without a date are left out.
+        validation_from: Date from which on documents are not trained on, YYYY-MM-DD or yyyymmdd; those of each source
+            that has some become the validation set ``SOURCE_from_DATE``. Documents without a date are left out.
         mask_repeats: Which repetitions have no loss in training; None: all tokens do.
 
     Raises:
@@ -74,7 +75,7 @@ class TokenDataModule(LightningDataModule):
         skip_steps: list[str | int] | None = None,
         order: SampleOrder = SHUFFLED,
         weight_schedule: WeightSchedule | None = None,
-        validation_from: str | None = None,
+        validation_from: str | int | None = None,
         mask_repeats: MaskRepeats | None = None,
     ) -> None:
         super().__init__()
@@ -133,10 +134,15 @@ class TokenDataModule(LightningDataModule):
         """The tokenizer that made the token stores; known after ``setup``."""
         return load_tokenizer(self.opened.tokenizer_path)
 
-    def samples_before(self, step: int) -> int:
-        """Samples committed before optimizer step ``step``, counted from 1; by the batch-size ramp, if there is one."""
-        ramp = ramp_of(self.trainer)
-        return (step - 1) * self.global_batch if ramp is None else int(ramp.samples_before(step))
+    def samples_before(self, step: int, steps: int = 0, samples: int = 0) -> int:
+        """Samples committed before optimizer step ``step``, counted from 1; by the batch-size ramp, if there is one.
+
+        Args:
+            step: The step.
+            steps: Steps that the run has behind it.
+            samples: Samples that it consumed in them.
+        """
+        return samples_before(step, steps, samples, self.global_batch, ramp_of(self.trainer))
 
     def accumulation(self, ranks: int) -> int:
         """Micro-batches per optimizer step on each of ``ranks`` data-parallel ranks.
@@ -209,7 +215,8 @@ class TokenDataModule(LightningDataModule):
         ranks = data_parallel_size(trainer)
         self.accumulation(ranks)
         progress = Progress.of(trainer)
-        before = self._samples_before_from(progress)
+        # Counted from where the run stands, whatever the batch was on the way there.
+        before = partial(self.samples_before, steps=progress.steps, samples=progress.samples)
         new = new_ranges(self.skip_steps, progress.requests, before, progress.samples, progress.dropped)
         for request, dropped in new.items():
             progress.drop([dropped], request)
@@ -247,11 +254,6 @@ class TokenDataModule(LightningDataModule):
         """What is wrong with the paths themselves; built-in sources need not be prepared yet."""
         training = {name: source.path for name, source in self.sources.items()}
         return path_problems(training, self.validation or {}, self.tokenizer)
-
-    def _samples_before_from(self, progress: Progress) -> Callable[[int], int]:
-        # Counted from where the run stands, whatever the batch was on the way there.
-        offset = progress.samples - self.samples_before(progress.steps + 1)
-        return lambda step: self.samples_before(step) + offset
 
     def _paths(self) -> list[str]:
         return [source.path for source in self.sources.values()] + list((self.validation or {}).values())

@@ -18,6 +18,10 @@ STRETCH = BLOCK * 256  # documents that are judged at once
 KEPT_BLOCKS = 8
 
 
+class NothingChosen(ValueError):
+    """A filter that chooses no document of a store."""
+
+
 class _Block(NamedTuple):
     """The chosen documents of a block: where they begin among the chosen tokens, where in the store, and their rows."""
 
@@ -37,8 +41,8 @@ class FilteredStore(TokenStore):
         condition: The filter.
 
     Raises:
-        ValueError: as for a store; when the filter speaks of a key that the store does not keep, cannot be judged, or
-            chooses nothing.
+        ValueError: as for a store; when the filter speaks of a key that the store does not keep or cannot be judged.
+        NothingChosen: when the filter chooses nothing.
     """
 
     def __init__(self, path: Path | str, condition: DocumentFilter) -> None:
@@ -55,7 +59,7 @@ class FilteredStore(TokenStore):
         self._sums = np.concatenate([[0], np.cumsum(tokens)])  # chosen tokens before each block
         self.num_tokens = int(self._sums[-1])
         if not self.num_documents:
-            raise ValueError(f"filter={condition.text}: chooses none of the {self.all_documents} documents.")
+            raise NothingChosen(f"filter={condition.text}: chooses none of the {self.all_documents} documents.")
         self.identity = f"{self.identity}, {condition.text}"
         self._blocks: dict[int, _Block] = {}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from lit_stable.data.sources import Source, check_stores, has_validation, open_stores
+from lit_stable.data.sources import Source, check_stores, has_validation, open_store, open_stores
 from lit_stable.data.store import TokenStore
 from lit_stable.data.text.documents import parse_date
 
@@ -56,7 +57,7 @@ class OpenedData:
 def open_data(
     sources: Mapping[str, Source],
     validation: Mapping[str, str] | None,
-    validation_from: str | None,
+    validation_from: str | int | None,
     tokenizer: str,
     sequence_length: int,
     by_date: bool,
@@ -76,15 +77,14 @@ def open_data(
     """
     problems: list[str] = []
     date = None if validation_from is None else parse_date(validation_from)
-    before, behind = ([], []) if date is None else ([f"date < {date}"], [f"date >= {date}"])
-    training = open_stores(_filtered(sources, before), "train", tokenizer, "data.sources", problems)
+    earlier = sources if date is None else _filtered(sources, f"date < {date}")
+    training = open_stores(earlier, "train", tokenizer, "data.sources", problems)
     if validation is None:
         validation = {name: sources[name].path for name in training if has_validation(sources[name].path, tokenizer)}
     sets = {name: Source(path) for name, path in validation.items()}
     opened = open_stores(sets, "validation", tokenizer, "data.validation", problems)
     if date is not None:
-        later = {f"{name}_from_{date}": source for name, source in _filtered(sources, behind).items()}
-        opened |= open_stores(later, "train", tokenizer, "data.validation", problems)
+        opened |= _open_later(sources, date, tokenizer, problems)
     data = OpenedData(training, opened)
     check_stores(data.named, sequence_length, problems)
     if by_date:
@@ -115,9 +115,22 @@ def date_problem(store: TokenStore) -> str | None:
     return None
 
 
-def _filtered(sources: Mapping[str, Source], more: list[str]) -> dict[str, Source]:
-    """The sources with ``more`` conditions beside their own."""
-    joined = {
-        name: " and ".join([*([source.filter] if source.filter else []), *more]) for name, source in sources.items()
+def _open_later(sources: Mapping[str, Source], date: int, tokenizer: str, problems: list[str]) -> dict[str, TokenStore]:
+    """The documents from a date on as validation sets, of the sources that have some."""
+    if problems:
+        problems.append(f"data.validation_from={date}: adds `date < {date}` to the filter of every source.")
+    later: dict[str, TokenStore] = {}
+    for name, source in _filtered(sources, f"date >= {date}").items():
+        with suppress(ValueError):  # what else keeps it from being opened was said of the training data
+            later[f"{name}_from_{date}"] = open_store(source, "train", tokenizer)
+    if not later and not problems:
+        problems.append(f"data.validation_from={date}: no document is dated so late; give an earlier date.")
+    return later
+
+
+def _filtered(sources: Mapping[str, Source], more: str) -> dict[str, Source]:
+    """The sources with one more condition beside their own."""
+    return {
+        name: replace(source, filter=more if source.filter is None else f"{source.filter} and {more}")
+        for name, source in sources.items()
     }
-    return {name: Source(source.path, source.weight, joined[name] or None) for name, source in sources.items()}

@@ -62,6 +62,16 @@ def has_validation(path: str, tokenizer: str) -> bool:
     )
 
 
+def open_store(source: Source, split: str, tokenizer: str) -> TokenStore:
+    """The store of one source, as far as its filter chooses.
+
+    Raises:
+        ValueError: when it cannot be opened, ``NothingChosen`` when its filter leaves nothing.
+    """
+    folder = store_folder(source.path, split, tokenizer)
+    return TokenStore(folder) if source.filter is None else FilteredStore(folder, DocumentFilter(source.filter))
+
+
 def open_stores(
     sources: Mapping[str, Source], split: str, tokenizer: str, key: str, problems: list[str]
 ) -> dict[str, TokenStore]:
@@ -69,10 +79,7 @@ def open_stores(
     stores: dict[str, TokenStore] = {}
     for name, source in sources.items():
         try:
-            folder = store_folder(source.path, split, tokenizer)
-            stores[name] = (
-                TokenStore(folder) if source.filter is None else FilteredStore(folder, DocumentFilter(source.filter))
-            )
+            stores[name] = open_store(source, split, tokenizer)
         except ValueError as error:
             problems.append(f"{key}.{name}={source.path}: {error}")
     return stores

@@ -53,6 +53,17 @@ def test_160k_iterations_equal_a_simulation_in_megatrons_own_arithmetic() -> Non
         consumed += batch
 
 
+@pytest.mark.parametrize("ramp", [MEGATRON, "192 16 9_765_625", "1024 for 7200 steps then 2048"])
+def test_windows_from_anywhere_are_those_of_a_walk(ramp: str) -> None:
+    schedule = build_schedule(ramp, full=2048)
+    for consumed in (0, 1, 999, 47_245, 6_000_001):
+        here = consumed
+        for steps in range(200):
+            assert schedule.samples_after(consumed, steps) == here
+            here += schedule.batch(here)
+    assert all(schedule.samples_after(0, steps) == schedule.samples_before(steps + 1) for steps in range(0, 20_000, 97))
+
+
 def test_bloomberggpts_stages_in_steps() -> None:
     ramp = build_schedule("1024 for 7200 steps then 2048", full=2048)
     assert ramp.samples_before(7201) == 7200 * 1024

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lit_stable.data.batch_sizes import batch_size_problems
+from lit_stable.callbacks import BatchSizeWarmup
+from lit_stable.data.batch_sizes import batch_size_problems, samples_before
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,12 @@ def test_sizes_below_one_are_all_told():
 
 def test_sizes_that_fit_are_no_problem():
     assert batch_size_problems(4, 32, ranks=8) == []
+
+
+def test_samples_before_a_step_are_counted_from_where_a_run_stands():
+    ramp = BatchSizeWarmup("1 for 20 samples then 4", global_batch=4, micro_batch=1)
+    assert [samples_before(step, 2, 8, 4, None) for step in (1, 3, 5)] == [0, 8, 16]
+    assert [samples_before(step, 0, 0, 4, ramp) for step in (1, 21, 22)] == [0, 20, 24]
+    # Two steps of 4 lie behind: the ramp reaches its mark at step 14, not at 20.
+    assert [samples_before(step, 2, 8, 4, ramp) for step in (3, 15, 16)] == [8, 20, 24]
+    assert samples_before(2, 2, 8, 4, ramp) < 8

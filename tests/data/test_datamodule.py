@@ -314,6 +314,16 @@ def test_steps_and_micro_batches_follow_the_trainers_ramp(folder):
     assert [sample.position for sample in data.ledger().step(3)] == [2, 3, 4, 5]
 
 
+def test_steps_to_skip_follow_a_ramp_that_was_put_under_a_run_that_had_begun(folder):
+    data = TokenDataModule({"text": Source(folder)}, **SIZES, num_workers=0, skip_steps=["15"])
+    progress = attach(data, samples=8)  # two steps of 4
+    ramp = BatchSizeWarmup("1 for 20 samples then 4", fit_micro_batch=True)
+    ramp.adopt(data)
+    data.trainer.callbacks.append(ramp)
+    data.train_dataloader()
+    assert progress.dropped == [(20, 24)]
+
+
 @pytest.fixture
 def dated(tmp_path):
     """400 documents of 2019 to 2022, out of order, with a score; a store of them by date and one as they came."""
@@ -424,6 +434,25 @@ def test_validation_from_a_date_is_the_future_of_what_is_trained_on(dated):
     assert min(place.date for place in places) >= 20220101
     assert held_out.num_documents + data.opened.training["text"].num_documents == 200
     assert next(iter(data.val_dataloader()[0]))["input_ids"].shape == (2, 8)
+
+
+@pytest.mark.parametrize("date", ["2022-01-01", "20220101", 20220101])
+def test_a_source_without_later_documents_has_no_later_set(dated, date):
+    sources = {"text": Source(str(dated / "mixed")), "early": Source(str(dated / "mixed"), filter="date < 2021-01-01")}
+    data = TokenDataModule(sources, **SIZES, validation_from=date)
+    attach(data)
+    assert data.validation_names == ["text_from_20220101"]
+
+
+def test_a_split_by_time_that_leaves_nothing_on_one_side_is_refused(dated):
+    text, late = Source(str(dated / "mixed")), Source(str(dated / "mixed"), filter="date >= 2022-01-01")
+    with pytest.raises(ValueError, match=r"^data\.validation_from=20300101: no document is dated so late; give an ear"):
+        TokenDataModule({"text": text}, **SIZES, validation_from="2030-01-01").setup()
+    with pytest.raises(ValueError, match=r"data\.sources\.late=.*: filter=date >= 2022-01-01 and date < 2") as error:
+        TokenDataModule({"text": text, "late": late}, **SIZES, validation_from="2022-01-01").setup()
+    assert "data.validation_from=20220101: adds `date < 20220101` to the filter of every source." in str(error.value)
+    with pytest.raises(ValueError, match=r"data\.validation_from=0: must be a date"):
+        TokenDataModule({"text": text}, **SIZES, validation_from=0)
 
 
 def test_a_schedule_of_weights_shows_in_the_ledger_to_the_sample(tmp_path, folder):

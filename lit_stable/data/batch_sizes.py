@@ -43,7 +43,7 @@ def ramp_of(trainer: Any) -> Any:
 
 
 def samples_before(step: int, steps: int, samples: int, global_batch: int, ramp: Any) -> int:
-    """Samples committed before optimizer step ``step``, counted from 1, of a run that consumed ``samples`` in ``steps``.
+    """Samples committed before step ``step``, counted from 1, of a run that consumed ``samples`` in ``steps``.
 
     Ahead of it the batch is that of the ramp at each sample count, or ``global_batch``. Behind it is what would have
     led there: exact for a run whose batch was always given so.

@@ -46,6 +46,7 @@ from lit_stable.run.report import Report
 from lit_stable.strategies import fsdp1, fsdp2
 
 NOTHING, AGAIN, ALL = "nothing", "nothing, again", "all that a run has by default"
+MONITORED = "and all monitors"
 CONFIGS = ["gpt2_124m", "stability/grad_spike_skip"]
 SIZES: dict[str, dict[str, Any]] = {
     "124m": {},
@@ -93,16 +94,27 @@ def variants(cli: Built, module: Any, alone: bool, uncounted: int, counted: int)
     return {**found, AGAIN: make(None), ALL: Variant(cli.trainer, module, data, stopwatch)}
 
 
-def table(title: str, seconds: dict[str, list[float]]) -> str:
-    """Median time per step, and how much more than nothing in the same round: median and range over the rounds."""
+def table(title: str, seconds: dict[str, list[float]], bare: str = NOTHING) -> str:
+    """Median time per step, and how much more than the first in the same round: median and range over the rounds."""
     lines = [title, f"  {'':<32}{'ms/step':>10}{'more':>12}{'least and most':>24}"]
     for name, own in seconds.items():
-        more = [100 * (mine / bare - 1) for mine, bare in zip(own, seconds[NOTHING], strict=True)]
+        more = [100 * (mine / other - 1) for mine, other in zip(own, seconds[bare], strict=True)]
         spread = f"{min(more):+.2f} to {max(more):+.2f} %"
         lines.append(
             f"  {name:<32}{1e3 * statistics.median(own):>10.3f}{statistics.median(more):>+10.2f} %{spread:>24}"
         )
     return "\n".join(lines)
+
+
+def with_monitors(size: str, root: str, module: Any, counted: int) -> dict[str, Variant]:
+    """What a run has by default, without and with the monitors of their fragment, on the recipe's own steps."""
+    found = {}
+    for name, configs in ((ALL, CONFIGS), (MONITORED, [*CONFIGS, "stability/monitors"])):
+        cli = build(configs, root, **SIZES[size])
+        stopwatch = Stopwatch(2, counted)
+        cli.trainer.callbacks.append(stopwatch)
+        found[name] = Variant(cli.trainer, module, cli.datamodule, stopwatch)
+    return found
 
 
 def main() -> None:
@@ -111,6 +123,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8, help="counted steps of one micro-batch in a turn")
     parser.add_argument("--recipe_steps", type=int, default=2, help="counted steps of the recipe's own in a turn")
+    parser.add_argument("--monitors", type=int, metavar="STEPS", help="instead: all monitors, so many steps in a turn")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -122,6 +135,16 @@ def main() -> None:
         with contextlib.redirect_stdout(said):
             recipe = build(CONFIGS, root, **SIZES[arguments.size])
             module, micro_batch = recipe.model, recipe.datamodule.micro_batch
+            batch = recipe.datamodule.global_batch
+        if arguments.monitors:
+            with contextlib.redirect_stdout(said):
+                found = with_monitors(arguments.size, root, module, arguments.monitors)
+                found[ALL].turn()
+                found[MONITORED].turn()
+                watched = take_turns(found, arguments.rounds)
+            print(table(f"a step of {batch} samples, {arguments.monitors} steps in a turn:", watched, ALL))
+            return
+        with contextlib.redirect_stdout(said):
             small = build(CONFIGS, root, **SIZES[arguments.size], **{"data.global_batch": micro_batch})
             found = variants(small, module, True, 2, arguments.steps)
             found[NOTHING].turn()  # compiles
@@ -129,7 +152,6 @@ def main() -> None:
         print(table(f"a step of {micro_batch} samples, one micro-batch:", each), flush=True)
         with contextlib.redirect_stdout(said):
             own = take_turns(variants(recipe, module, False, 1, arguments.recipe_steps), arguments.rounds)
-        batch = recipe.datamodule.global_batch
         print(table(f"a step of {batch} samples, {batch // micro_batch} micro-batches:", own))
 
 

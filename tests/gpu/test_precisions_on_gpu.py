@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from lightning.pytorch import Callback, Trainer
 from no_sync import NoSync
 from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, equal_bits, fit, tiny_module
 
 from lit_stable.callbacks import AccumulationWindows, GradNorm, Progress, SafeCheckpoints, StepSeed
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.model.attention import causal
 from lit_stable.model.attention_dropout import drop_by_groups
 from lit_stable.run.loss_scale_watch import LossScaleWatch
 from lit_stable.strategies.fsdp1 import one_device_problem
@@ -24,6 +24,10 @@ from lit_stable.strategies.selection import select
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 CELLS = [(s, p) for s in STRATEGIES for p in PRECISIONS if precision_problem(s, p) is None]
 REFUSED = [(s, p) for s, p in CELLS if s == "fsdp" and one_device_problem(p, 1)]
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: slice, p: float) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
 
 @pytest.mark.parametrize(("strategy", "precision"), [cell for cell in CELLS if cell not in REFUSED])

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.strategies.mesh import SHARD
 
 
 class Predivide:
@@ -54,7 +55,8 @@ def predivide_gradients(strategy: Strategy, factor: float, ranks: int) -> bool:
         Whether anything is reduced at all: not on one rank.
 
     Raises:
-        MisconfigurationException: under a strategy that cannot be told, or a torch that is too old.
+        MisconfigurationException: under a strategy that cannot be told, a torch that is too old, or when the ranks hold
+            a whole copy each under ``fsdp2``.
     """
     if ranks == 1 or isinstance(strategy, SingleDeviceStrategy):
         return False
@@ -62,6 +64,11 @@ def predivide_gradients(strategy: Strategy, factor: float, ranks: int) -> bool:
     if isinstance(strategy, DDPStrategy) and isinstance(strategy.model, DistributedDataParallel):
         tell_ddp(strategy.model, mean)
     elif isinstance(strategy, ModelParallelStrategy) and strategy.model is not None:
+        if _whole_copies(strategy):
+            raise MisconfigurationException(
+                f"model.gradient_predivide={factor}: with mesh.replicate={ranks} each rank is a copy, and fully_shard"
+                " divides nothing before it adds those up; take strategy ddp."
+            )
         _tell_fsdp2(strategy.model, mean)
     else:
         raise MisconfigurationException(
@@ -69,6 +76,11 @@ def predivide_gradients(strategy: Strategy, factor: float, ranks: int) -> bool:
             " strategy ddp or fsdp2."
         )
     return True
+
+
+def _whole_copies(strategy: ModelParallelStrategy) -> bool:
+    names = strategy.device_mesh.mesh_dim_names or ()
+    return SHARD in names and strategy.device_mesh[SHARD].size() == 1
 
 
 def tell_ddp(model: DistributedDataParallel, mean: Predivide) -> None:

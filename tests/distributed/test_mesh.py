@@ -18,6 +18,8 @@ NAMES = [
     "straight_tensor",
     "straight_copies",
     "straight_copies_by_tensor",
+    "predivided_tensor",
+    "predivided_copies",
     "resume_tensor",
     "one_file_on_another_mesh",
     "file_of_one_device",
@@ -78,6 +80,12 @@ def test_four_ranks_agree_with_one_process(result: dict[str, Any], results: dict
         torch.testing.assert_close(torch.tensor(result["weights"][name]), weight, rtol=1e-4, atol=1e-5)
     assert result["mark"] == [3, 3 * GLOBAL_BATCH, 3 * GLOBAL_BATCH * LENGTH]
     assert result["copies"], "what ranks hold in common has drifted apart"
+
+
+@of("predivided_tensor", "predivided_copies")
+def test_gradients_divided_before_the_sum_have_the_same_mean(result: dict[str, Any], results: dict[str, Any]) -> None:
+    assert result["largest"] > 0  # our reduction was called
+    assert result["rows"] == results[result["scenario"].replace("predivided", "straight")]["rows"]
 
 
 @of("resume_tensor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,7 +63,18 @@ def test_a_torch_whose_shards_take_no_other_reduction_is_refused(monkeypatch):
     monkeypatch.setattr(predivide, "FSDPModule", Older)
     strategy = ModelParallelStrategy()
     strategy._model = nn.Sequential(Older())  # type: ignore[assignment]
+    strategy._device_mesh = SimpleNamespace(mesh_dim_names=("data_parallel", "tensor_parallel"))  # type: ignore
     with pytest.raises(MisconfigurationException, match=r"fully_shard of torch .* takes no other reduction; take"):
+        predivide_gradients(strategy, 32.0, 2)
+
+
+def test_ranks_that_hold_a_whole_copy_each_are_refused():
+    strategy = ModelParallelStrategy()
+    strategy._model = nn.Linear(1, 1)  # type: ignore[assignment]
+    mesh = {"shard": SimpleNamespace(size=lambda: 1)}
+    mesh = type("Mesh", (dict,), {"mesh_dim_names": ("replicate", "shard", "tensor_parallel")})(mesh)
+    strategy._device_mesh = mesh
+    with pytest.raises(MisconfigurationException, match=r"mesh\.replicate=2 each rank is a copy, .* take strategy ddp"):
         predivide_gradients(strategy, 32.0, 2)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
 from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
-from tiny_gpt_run import MICRO_BATCH, Fit, equal_bits, fit, largest_difference
+from tiny_gpt_run import MICRO_BATCH, Fit, equal_bits, fit, largest_difference, tiny_module
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -28,6 +28,7 @@ from lit_stable.model.norm import LayerNorm
 from lit_stable.model.tensor_parallel import split_block
 from lit_stable.strategies.gradients import average_copied_gradients, average_whole_gradients
 from lit_stable.strategies.mesh import MeshOptions
+from lit_stable.strategies.predivide import Predivide
 
 TENSOR, COPIES, BOTH = MeshOptions(tensor_parallel=2), MeshOptions(replicate=2), MeshOptions(2, 2)
 #: Every kind of parameter, so that every placement of one is met.
@@ -250,6 +251,35 @@ def straight_copies() -> dict[str, Any]:
 @scenario
 def straight_copies_by_tensor() -> dict[str, Any]:
     return _straight(BOTH)
+
+
+@scenario
+def predivided_tensor() -> dict[str, Any]:
+    return _predivided(TENSOR)
+
+
+@scenario
+def predivided_copies() -> dict[str, Any]:
+    return _predivided(COPIES)
+
+
+def _predivided(mesh: MeshOptions) -> dict[str, Any]:
+    """Gradients divided by 32 before ranks add them up."""
+    config = {name: value for name, value in STRAIGHT.items() if name != "steps"}
+    module = tiny_module(**config)
+    module.gradient_predivide = 32.0
+    largest: list[float] = []
+    divide = Predivide.before
+
+    def before(mean: Predivide, gradient: torch.Tensor) -> torch.Tensor:
+        largest.append(gradient.abs().max().item())
+        return divide(mean, gradient)
+
+    Predivide.before = before  # type: ignore[method-assign]
+    try:
+        return {"rows": fit4(mesh, steps=STRAIGHT["steps"], module=module).rows, "largest": max(largest)}
+    finally:
+        Predivide.before = divide  # type: ignore[method-assign]
 
 
 class State(Callback):

@@ -47,8 +47,17 @@ def drop_by_groups(
 
     Returns:
         (B, H, T, K).
+
+    Raises:
+        ValueError: when a group is not whole on this device. A recipe that has dropout from the start is refused before
+            (see ``tensor_parallel_problems``); an override may turn it on in mid-run.
     """
     size = n_head // groups
+    if q.shape[1] % size:
+        raise ValueError(
+            f"dropout={p}: attention draws it for {groups} groups of {size} heads, and this device holds"
+            f" {q.shape[1]} heads; take a mesh.tensor_parallel that divides {groups}, or no attention dropout."
+        )
     calls = q.shape[1] // size
     generator = _generator(q.device)
     seed = int(torch.randint(1 << 62, ()))

@@ -65,6 +65,12 @@ def test_the_seeds_are_used_up_so_that_two_layers_differ() -> None:
     assert not torch.equal(first, second)
 
 
+def test_a_group_that_is_not_whole_here_is_refused() -> None:
+    q, k, v = heads(4)
+    with pytest.raises(ValueError, match=r"dropout=0\.1: .* 4 groups of 3 heads, .* device holds 4 heads; take a"):
+        drop_by_groups(causal, q, k, v, 0.1, groups=4, n_head=12)
+
+
 def test_the_kernel_is_told_which_heads_it_has_and_gets_their_keys_and_values() -> None:
     seen: list[tuple[slice, torch.Size, torch.Size]] = []
 

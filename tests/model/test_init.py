@@ -44,6 +44,11 @@ def test_laws_of_every_kind_of_parameter():
     assert not any(param.any() for name, param in gpt.named_parameters() if name.endswith("bias"))
 
 
+def test_a_std_of_opts_has_the_tails_of_a_normal_law():
+    weight = build(dataclasses.replace(TINY, vocab_size=4000, init_std=0.006, n_layer=1)).wte.weight
+    assert torch.quantile(weight.flatten(), 0.99).item() == pytest.approx(0.01396, rel=0.01)
+
+
 def test_rescale_off_leaves_residual_outputs_at_the_common_std():
     gpt = build(dataclasses.replace(TINY, residual_rescale=False))
     assert gpt.blocks[0].mlp.down.weight.std().item() == pytest.approx(0.02, rel=0.03)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 
 import pytest
 import torch
 import torch.distributed as dist
+from any_gpt import LENGTH, VOCAB, any_options
+from hypothesis import Phase, given, settings
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.documents import document_ids
 from lit_stable.model.gpt import GPT
 from lit_stable.model.norm import is_norm
 from lit_stable.model.sharding import build_gpt
@@ -86,6 +90,29 @@ def test_every_matrix_is_split_as_planned_and_norms_are_whole(mesh, changes):
 def test_splitting_over_one_rank_changes_no_bit(mesh):
     ids = torch.arange(12)[None]
     assert torch.equal(build(mesh)(ids), build(None)(ids))
+
+
+@settings(max_examples=30, derandomize=True, deadline=None, phases=[Phase.generate])
+@given(options=any_options())
+def test_any_model_has_a_place_in_the_plan_and_is_the_same_over_one_rank(options):
+    if not dist.is_initialized():
+        with tempfile.NamedTemporaryFile() as store:
+            dist.init_process_group("gloo", init_method=f"file://{store.name}-store", rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data_parallel", "tensor_parallel"))["tensor_parallel"]
+    whole, split = (
+        build_gpt(GPTConfig(**options), seed=1, device=torch.device("cpu"), tensor_mesh=over) for over in (None, mesh)
+    )
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, VOCAB, (2, LENGTH), generator=generator)
+    logits = []
+    for gpt in (whole, split):
+        torch.manual_seed(5)
+        logits.append(gpt(ids, document_ids(ids, 0) if options["document_mask"] else None))
+        logits[-1].square().mean().backward()
+    assert torch.equal(*logits)
+    for one, other in zip(whole.parameters(), split.parameters(), strict=True):
+        gradient = other.grad.full_tensor() if isinstance(other.grad, DTensor) else other.grad
+        torch.testing.assert_close(gradient, one.grad, rtol=1e-4, atol=1e-6)  # a gated MLP adds in another order
 
 
 def test_a_tied_head_stays_one_storage(mesh):

@@ -22,6 +22,7 @@ from lit_stable.model.documents import document_ids, find_separator
 from lit_stable.model.formulas import flops_per_token
 from lit_stable.model.gpt import GPT
 from lit_stable.model.loss import sample_losses
+from lit_stable.model.same_model import model_changes, model_record
 from lit_stable.model.sharding import build_gpt
 from lit_stable.optim.build import build_optimizer
 from lit_stable.optim.options import ADAMW, OptimizerOptions
@@ -246,9 +247,11 @@ class GPTModule(LightningModule):
     # -- checkpoint --------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint.setdefault(KEY, {})["schedule"] = asdict(self.schedule)
+        own = checkpoint.setdefault(KEY, {})
+        own["schedule"], own["model"] = asdict(self.schedule), model_record(self.config)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._compare_models(checkpoint.get(KEY, {}).get("model", {}))
         stored = checkpoint.get(KEY, {}).get("schedule")
         if stored is not None and self.trainer.training:
             try:
@@ -257,6 +260,13 @@ class GPTModule(LightningModule):
                 raise MisconfigurationException(str(error)) from error
             for line in lines:
                 rank_zero_info(f"model.{line} (on_conflict: {self.schedule.on_conflict})")
+
+    def _compare_models(self, stored: Mapping[str, Any]) -> None:
+        problems, lines = model_changes(self.config, stored) if stored else ([], [])
+        if problems:
+            raise MisconfigurationException("\n".join(problems))
+        for line in lines:
+            rank_zero_info(f"model.{line}")
 
 
 def is_reported_step(trainer: Trainer, step: int) -> bool:

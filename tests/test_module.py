@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import logging
 import math
 from dataclasses import asdict
@@ -409,6 +410,25 @@ def test_an_override_is_what_the_next_checkpoint_holds(checkpoint, tmp_path):
 def test_a_conflict_does_not_keep_a_checkpoint_from_being_validated(checkpoint):
     trainer = quiet_trainer(Progress(), SafeCheckpoints())
     assert trainer.validate(changed("error"), datamodule=NumberedData(), ckpt_path=checkpoint, verbose=False)
+
+
+def other_model(**options: Any) -> GPTModule:
+    return GPTModule(dataclasses.replace(CONFIG, **options), LRSchedule(peak=1e-2, warmup=2, horizon=10))
+
+
+def test_weights_that_would_mean_something_else_are_refused_in_training_and_validation(checkpoint):
+    said_of_heads = r"n_head=4: the checkpoint is of a model with 2, and its weights would mean something else here"
+    with pytest.raises(MisconfigurationException, match=said_of_heads):
+        fit(steps=3, module=other_model(n_head=4), ckpt_path=checkpoint)
+    trainer = quiet_trainer(Progress(), SafeCheckpoints())
+    with pytest.raises(MisconfigurationException, match=said_of_heads):
+        trainer.validate(other_model(n_head=4), datamodule=NumberedData(), ckpt_path=checkpoint, verbose=False)
+
+
+def test_an_option_that_may_change_is_said(checkpoint, caplog):
+    with said(caplog):
+        fit(steps=3, module=other_model(dropout=0.1), ckpt_path=checkpoint)
+    assert "model.gpt.dropout 0.0 -> 0.1 (recipe)" in caplog.messages
 
 
 # -- validation ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""Whether a checkpoint's weights mean in this model what they meant in theirs.
+
+Many options leave no trace in names and shapes: read into a model with other heads, other positions or gains stored
+otherwise, all weights fit and compute something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from lit_stable.model.config import GPTConfig
+
+# What a run may change on its way: what is done while training, how weights once began, and what only adds or bounds.
+_FREE = {
+    *("dropout", "embed_dropout", "attention_dropout", "residual_dropout", "embed_grad_shrink"),
+    *("init_std", "residual_rescale", "init_overrides", "stable_embedding"),
+    *("attention_kernel", "attention_scale", "residual_fp32", "head_fp32", "norm_eps", "max_length", "rope_theta"),
+    *("attention_soft_cap", "logit_soft_cap", "document_mask", "document_separator", "reset_positions"),
+}
+
+
+def model_record(config: GPTConfig) -> dict[str, Any]:
+    """All options as plain data for a checkpoint, with defaults that follow from others resolved."""
+    groups = None if config.kv_heads == config.n_head else config.kv_heads
+    resolved = {"d_ff": config.hidden, "n_kv_head": groups, "embed_norm": config.has_embed_norm}
+    return {**asdict(config), **resolved}
+
+
+def model_changes(config: GPTConfig, stored: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What differs between a model and the record of another: sentences of refusal, and lines about what may differ.
+
+    An option that the record does not know was not there: its weights were trained with the default.
+    """
+    known = {**model_record(GPTConfig()), **stored}
+    changed = {name: value for name, value in model_record(config).items() if _plain(known[name]) != _plain(value)}
+    problems = [
+        f"model.gpt.{name}={value}: the checkpoint is of a model with {known[name]}, and its weights would mean"
+        " something else here; set it back, or begin a new run."
+        for name, value in changed.items()
+        if name not in _FREE and not _neutral(name, known[name], value)
+    ]
+    lines = [f"gpt.{name} {known[name]} -> {value} (recipe)" for name, value in changed.items() if name in _FREE]
+    return problems, lines
+
+
+def _neutral(name: str, old: Any, new: Any) -> bool:
+    # Megatron's form divides and multiplies again.
+    return name == "qk_layer_scaling" and {old, new} == {"none", "megatron"}
+
+
+def _plain(value: Any) -> Any:
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

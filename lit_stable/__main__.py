@@ -15,6 +15,7 @@ SUBCOMMANDS = {
     "prepare": "turn text, JSON lines, Parquet or data sets into a folder of token shards",
     "diagnose": "find spikes, slow divergence and more in the log of any run, and say what to try",
     "inspect": "look into a checkpoint, or compare two",
+    "dump-batch": "print the samples that a run read at a step, with their sources and text",
     "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",
 }
 

@@ -29,6 +29,7 @@ from lit_stable.cli.check import check
 from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
 from lit_stable.cli.diagnose import run_diagnose
+from lit_stable.cli.dump_batch import run_dump_batch
 from lit_stable.cli.errors import RunFailed, UserError, is_for_the_user, sentence
 from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
 from lit_stable.cli.inspect_checkpoint import run_inspect
@@ -58,6 +59,7 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "prepare": run_prepare,
     "diagnose": run_diagnose,
     "inspect": run_inspect,
+    "dump-batch": run_dump_batch,
 }
 
 TRAINER_DEFAULTS: dict[str, Any] = {

@@ -9,6 +9,7 @@ import numpy as np
 
 from lit_stable.callbacks.positions import Range, stream_position
 from lit_stable.data.mixture import Mixture
+from lit_stable.data.order import Indices
 from lit_stable.data.store import DocumentPlace, TokenStore
 from lit_stable.data.stream import stream_positions
 from lit_stable.data.tokenizer import Tokenizer, load_tokenizer
@@ -60,7 +61,10 @@ class Ledger:
         if step < 1:
             raise ValueError(f"step={step}: optimizer steps count from 1.")
         consumed = np.arange(self._samples_before(step), self._samples_before(step + 1))
-        positions = stream_positions(consumed, self._dropped)
+        return self.samples(stream_positions(consumed, self._dropped))
+
+    def samples(self, positions: Indices) -> list[Sample]:
+        """The samples at stream ``positions`` (N,)."""
         located = zip(positions.tolist(), *(part.tolist() for part in self._mixture.locate(positions)), strict=True)
         return [self._sample(*place) for place in located]
 

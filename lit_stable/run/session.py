@@ -14,6 +14,7 @@ from lit_stable.callbacks import Events, Progress
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.module import GPTModule
+from lit_stable.run.beginnings import beginning_of, write_beginning
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import say
 from lit_stable.run.folder import new_folder
@@ -78,6 +79,8 @@ class Session(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder is not None
+        if trainer.is_global_zero:
+            write_beginning(self.folder, beginning_of(trainer, self.number))
         if self._own_loggers:  # not before: where the run stands is known only now
             trainer.loggers = self._loggers(self.folder, Progress.of(trainer).steps)
 

@@ -87,6 +87,7 @@ def test_without_a_logger_nothing_is_logged(tmp_path):
     assert done.code == 0, done.err
     assert {path.name for path in (tmp_path / "runs" / "tiny" / "0001").iterdir()} == {
         "recipe-01.yaml",
+        "sessions.jsonl",
         "start-01.txt",
         "checkpoints",
     }

@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "diagnose": "find spikes, slow divergence and more in the log of any run, and say what to try",
     "inspect": "look into a checkpoint, or compare two",
     "dump-batch": "print the samples that a run read at a step, with their sources and text",
+    "runs": "draw the tree of runs: where each left its parent, and what it does otherwise",
     "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",
 }
 

@@ -36,6 +36,7 @@ from lit_stable.cli.inspect_checkpoint import run_inspect
 from lit_stable.cli.prepare import run_prepare
 from lit_stable.cli.problems import argument_problems, recipe_problems
 from lit_stable.cli.recipe import expand_arguments
+from lit_stable.cli.runs import run_runs
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.module import GPTModule
 from lit_stable.run.checkpoints import Checkpoints
@@ -60,6 +61,7 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "diagnose": run_diagnose,
     "inspect": run_inspect,
     "dump-batch": run_dump_batch,
+    "runs": run_runs,
 }
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -184,7 +186,7 @@ class LitStableCLI(LightningCLI):
         self._report = Report(self.command.to_go_on)
         recipe = self.recipe
         recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
-        session = Session(root, name, recipe, self._resumed, own_loggers)
+        session = Session(root, name, recipe, self._checkpoint, self._resumed, own_loggers)
         windows = AccumulationWindows(data.global_batch, data.micro_batch)
         return [
             session,

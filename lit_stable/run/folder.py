@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from lit_stable.callbacks.checkpoint_files import recover
 
 CHECKPOINTS = "checkpoints"
 _STEP = re.compile(r"step-(\d+)\.ckpt$")
+_AT_STEP = re.compile(r"(?P<run>.+)@(?P<step>\d[\d_]*)")
 
 
 def new_folder(root: Path, name: str) -> Path:
@@ -60,7 +62,13 @@ def newest_run_with_checkpoint(root: Path, name: str) -> Path | None:
 
 
 def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
-    """The checkpoint that ``--ckpt_path`` means: a path, a run folder (its last one), or ``last``.
+    """The checkpoint that ``--ckpt_path`` means.
+
+    Args:
+        ckpt_path: ``last``; a path; a run folder (its last one); or ``RUN@STEP``, where RUN is a run folder, one below
+            ``root`` as ``NAME/0002``, or a name (the newest of its runs that has that step).
+        root: Folder of all runs.
+        name: Name of the run for which it is asked.
 
     Raises:
         ValueError: when there is none; the message says what does exist.
@@ -74,6 +82,8 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
             )
         return checkpoints(folder)[-1]
     path = Path(ckpt_path)
+    if not path.exists() and (match := _AT_STEP.fullmatch(ckpt_path)):
+        return _checkpoint_at(match["run"], int(match["step"].replace("_", "")), root)
     if (path / CHECKPOINTS).is_dir():
         found = checkpoints(path)
         if not found:
@@ -84,3 +94,23 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
         remedy = f"{path.parent} has {', '.join(beside)}" if beside else f"{path.parent} has no checkpoint"
         raise ValueError(f"ckpt_path={path}: does not exist; {remedy}.")
     return path
+
+
+def _checkpoint_at(run: str, step: int, root: Path) -> Path:
+    folders = [path for path in (Path(run), root / run) if (path / CHECKPOINTS).is_dir()][:1] or run_folders(root, run)
+    for folder in reversed(folders):
+        if (path := checkpoint_path(folder, step)) in checkpoints(folder):
+            return path
+    if not folders:
+        names = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        near = difflib.get_close_matches(run, names, n=1) or names
+        raise ValueError(
+            f"ckpt_path={run}@{step}: {run} is neither a run folder nor the name of a run; under {root} there is"
+            f" {', '.join(near) or 'none'}."
+        )
+    steps = [f"{folder} has {_steps(folder)}" for folder in folders]
+    raise ValueError(f"ckpt_path={run}@{step}: no checkpoint of that step; {'; '.join(steps)}.")
+
+
+def _steps(folder: Path) -> str:
+    return ", ".join(str(checkpoint_step(path)) for path in checkpoints(folder)) or "none"

@@ -15,15 +15,18 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.module import GPTModule
 from lit_stable.run.beginnings import beginning_of, write_beginning
+from lit_stable.run.branch import (
+    SCHEDULE,
+    changes,
+    is_another_run,
+    remarkable_changes,
+    run_folder_of,
+    stored_recipes,
+    write_parent,
+)
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import say
 from lit_stable.run.folder import new_folder
-
-#: What may differ between a run and its resume without being worth a line.
-_UNREMARKABLE = (
-    *("run.", "checkpoints.", "trainer.logger", "trainer.default_root_dir", "resume", "ckpt_path", "config"),
-    "model.schedule.",  # has a policy of its own, which speaks for itself
-)
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,38 @@ class Session(Callback):
 
     It is the first of the application's callbacks: what others write at train start goes to its loggers.
 
-    A new run gets the next free number; a run that goes on (``resume``) keeps its folder, with new log files beside the
-    old ones. The resolved recipe is stored in the folder and in every checkpoint; when a checkpoint is loaded, what
-    differs from it is printed, old -> new.
+    A new run gets the next free number. A run that goes on (``resume``) keeps its folder, with new log files beside the
+    old ones, unless the recipe changes what it computes: then, and whenever a run begins at a checkpoint, it is a
+    branch in a folder of its own, which says where it came from (see ``branch.py``). So nothing of a run is written
+    over. The resolved recipe is stored in the folder and in every checkpoint; when a checkpoint is loaded, what differs
+    from it is printed, old -> new.
+
+    Args:
+        root: Folder of all runs.
+        name: Name of the run.
+        recipe: The resolved recipe.
+        checkpoint: Where the run begins; None: at step 0.
+        resumed: The folder to go on in, if any.
+        own_loggers: Whether to open the run's own loggers.
     """
 
-    def __init__(self, root: Path, name: str, recipe: dict[str, Any], resumed: Path | None, own_loggers: bool) -> None:
+    def __init__(
+        self,
+        root: Path,
+        name: str,
+        recipe: dict[str, Any],
+        checkpoint: Path | None,
+        resumed: Path | None,
+        own_loggers: bool,
+    ) -> None:
         self.root = root
         self.name = name
         self.recipe = recipe
-        self.resumed = resumed  # the folder to go on in, if any
+        self.checkpoint = checkpoint
+        self.resumed = resumed
         self.folder: Path | None = None
         self._own_loggers = own_loggers
+        self._differences: list[str] = []  # from the checkpoint's recipe and data
         self.number = 1  # how often this folder was trained in, this time included
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -66,21 +89,31 @@ class Session(Callback):
             self._open_folder(trainer)
 
     def _open_folder(self, trainer: Trainer) -> None:
-        folder = (self.resumed or new_folder(self.root, self.name)) if trainer.is_global_zero else None
+        folder = self._choose_folder() if trainer.is_global_zero else None
         self.folder = Path(trainer.strategy.broadcast(str(folder)))
         Events.of(trainer).folder = self.folder
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, Checkpoints):
                 callback.folder = self.folder
         if trainer.is_global_zero:
-            self.number = 1 + len(list(self.folder.glob("recipe-*.yaml")))
+            self.number = 1 + len(stored_recipes(self.folder))
             (self.folder / f"recipe-{self.number:02d}.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
         self.number = trainer.strategy.broadcast(self.number)
+
+    def _choose_folder(self) -> Path:
+        if self.resumed is None or is_another_run(self.resumed, self.recipe):
+            return new_folder(self.root, self.name)
+        return self.resumed
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder is not None
         if trainer.is_global_zero:
             write_beginning(self.folder, beginning_of(trainer, self.number))
+        if self.checkpoint is not None and self.folder != self.resumed and trainer.is_global_zero:
+            # Not before: the step and the recipe are the checkpoint's own, and strategies load it at different times.
+            step = Progress.of(trainer).steps
+            write_parent(self.folder, self.checkpoint, step, self._differences)
+            say(f"a branch of {run_folder_of(self.checkpoint) or self.checkpoint} at step {step}")
         if self._own_loggers:  # not before: where the run stands is known only now
             trainer.loggers = self._loggers(self.folder, Progress.of(trainer).steps)
 
@@ -101,23 +134,8 @@ class Session(Callback):
         if "recipe" not in stored or trainer.state.fn != "fit":
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        changes = recipe_changes(stored["recipe"], self.recipe) + recipe_changes(stored["data"], data.fingerprint())
-        for line in changes:
-            say(f"changed since the checkpoint: {line}")
-
-
-def recipe_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Lines ``key: old -> new`` for every leaf in which two resolved recipes differ."""
-    before, after = _leaves(old), _leaves(new)
-    keys = [*after, *(k for k in before if k not in after)]
-    return [
-        f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
-        for key in keys
-        if before.get(key) != after.get(key) and not key.startswith(_UNREMARKABLE)
-    ]
-
-
-def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, dict) or not node:
-        return {prefix.removesuffix("."): node}
-    return {key: value for k, v in node.items() for key, value in _leaves(v, f"{prefix}{k}.").items()}
+        other_data = changes(stored["data"], data.fingerprint())
+        self._differences = remarkable_changes(stored["recipe"], self.recipe) + other_data
+        for line in self._differences:
+            if not line.startswith(SCHEDULE):  # the module tells of it
+                say(f"changed since the checkpoint: {line}")

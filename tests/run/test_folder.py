@@ -109,3 +109,37 @@ def test_a_missing_path_is_refused_with_what_lies_beside_it(tmp_path):
     write_checkpoint(tmp_path, 5)
     with pytest.raises(ValueError, match=r"step-6.ckpt: does not exist; .*checkpoints has step-00000005.ckpt\."):
         find_checkpoint(str(tmp_path / "checkpoints" / "step-6.ckpt"), tmp_path, "a")
+
+
+def test_a_step_of_a_run_is_found_by_folder_by_place_and_by_name(tmp_path):
+    root = tmp_path / "runs"
+    first, second = new_folder(root, "v2.0"), new_folder(root, "v2.0")
+    old, _, new = write_checkpoint(first, 4), write_checkpoint(first, 115_500), write_checkpoint(second, 115_500)
+    assert find_checkpoint(f"{second}@115500", Path("elsewhere"), "b") == new
+    assert find_checkpoint("v2.0/0002@115_500", root, "b") == new
+    assert find_checkpoint("v2.0@115500", root, "b") == new
+    assert find_checkpoint("v2.0@4", root, "b") == old
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+    first, second = new_folder(tmp_path, "a"), new_folder(tmp_path, "a")
+    write_checkpoint(first, 4), write_checkpoint(first, 8)
+    with pytest.raises(
+        ValueError, match=rf"ckpt_path=a@5: no checkpoint of that step; {first} has 4, 8; .* has none\."
+    ):
+        find_checkpoint("a@5", tmp_path, "b")
+    with pytest.raises(ValueError, match=r"0001@5: no checkpoint of that step; .*0001 has 4, 8\."):
+        find_checkpoint(f"{first}@5", tmp_path, "b")
+    assert second.is_dir()
+
+
+def test_a_run_that_is_not_there_is_refused_with_the_nearest(tmp_path):
+    new_folder(tmp_path, "llama")
+    with pytest.raises(ValueError, match=r"lama@5: lama is neither a run folder nor the name of a run; .* is llama\."):
+        find_checkpoint("lama@5", tmp_path, "b")
+
+
+def test_a_file_with_an_at_sign_is_a_file(tmp_path):
+    path = tmp_path / "copy@5"
+    path.write_bytes(b"")
+    assert find_checkpoint(str(path), tmp_path, "b") == path

@@ -10,18 +10,18 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_recipe import command, write_recipe
 
-from lit_stable.run.session import recipe_changes
+from lit_stable.run.branch import Parent, read_parent
 
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory) -> Path:
-    """A run of 3 steps that went on to 5 with another recipe, as if the first had been killed at step 4."""
+    """A run of 3 steps that went on to 5, as if the first had been killed at step 4."""
     folder = tmp_path_factory.mktemp("session")
     recipe = write_recipe(folder, checkpoints__every_steps=3, checkpoints__first_step=None, validate_every=100)
     assert command("fit", "--config", recipe, "--trainer.max_steps", "4", "--checkpoints.keep_last", "5").code == 0
     run = folder / "runs" / "tiny" / "0001"
     (run / "checkpoints" / "step-00000004.ckpt").unlink()
-    done = command("fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", "5", "--data.seed_data", "2")
+    done = command("fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", "5", "--validate_every", "99")
     assert done.code == 0, done.err
     (folder / "said.txt").write_text(done.out)
     return run
@@ -45,7 +45,45 @@ def test_tensorboard_shows_each_step_once(twice):
 def test_what_changed_since_the_checkpoint_is_printed(twice):
     said = (twice.parents[2] / "said.txt").read_text()
     lines = re.findall("^changed since the checkpoint: (.*)$", said, re.MULTILINE)
-    assert lines == ["trainer.max_steps: 4 -> 5", "data.seed_data: 1 -> 2"]
+    assert lines == ["trainer.max_steps: 4 -> 5", "validate_every: 100 -> 99"]
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_resume_that_changes_the_run_is_a_branch_and_leaves_its_parent_as_it_was(tmp_path):
+    recipe = write_recipe(tmp_path, checkpoints__keep_last=9)
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "4").code == 0
+    parent, branch, second = (tmp_path / "runs" / "tiny" / f"000{n}" for n in (1, 2, 3))
+    before = snapshot(parent)
+    words = ["--config", recipe, "--resume", "auto", "--trainer.max_steps", "5", "--data.seed_data", "2"]
+    done = command("fit", *words)
+    assert done.code == 0, done.err
+    assert f"run folder: {branch}" in done.out
+    assert f"a branch of {parent} at step 4\n" in done.out
+    assert read_parent(branch) == Parent("../0001", 4, ["trainer.max_steps: 4 -> 5", "data.seed_data: 1 -> 2"])
+    # The branch goes on as one run, and a checkpoint in the middle of the parent begins another.
+    assert "nothing to do" in command("fit", *words).out
+    words = ["--ckpt_path", f"{parent}@2", "--model.schedule.peak", "0.02", "--model.schedule.on_conflict", "override"]
+    done = command("fit", "--config", recipe, *words, "--trainer.max_steps", "4")
+    assert done.code == 0, done.err
+    assert read_parent(second) == Parent(
+        "../0001", 2, ["model.schedule.peak: 0.01 -> 0.02", "model.schedule.on_conflict: error -> override"]
+    )
+    assert snapshot(parent) == before
+    page = command("runs", tmp_path / "runs").out
+    loss = r"loss \d\.\d{4}"
+    pattern = (
+        rf"tiny/0001  step 4, {loss}, checkpoints 2, 3, 4\n"
+        rf"├── tiny/0003  from step 2, step 4, {loss}, checkpoints 3, 4\n"
+        r"│       model.schedule.peak: 0.01 -> 0.02\n"
+        r"│       model.schedule.on_conflict: error -> override\n"
+        rf"└── tiny/0002  from step 4, step 5, {loss}, checkpoints 5\n"
+        r"        trainer.max_steps: 4 -> 5\n"
+        r"        data.seed_data: 1 -> 2\n"
+    )
+    assert re.fullmatch(pattern, page), page
 
 
 def test_other_data_do_not_pass_unseen(tmp_path):
@@ -91,24 +129,3 @@ def test_without_a_logger_nothing_is_logged(tmp_path):
         "start-01.txt",
         "checkpoints",
     }
-
-
-def test_changes_are_the_leaves_that_differ_in_the_order_of_the_new_recipe():
-    old = {"model": {"gpt": {"n_layer": 2, "bias": False}}, "data": {"validation": None, "gone": 1}, "same": [1, 2]}
-    new = {"data": {"validation": {"a": "x"}}, "model": {"gpt": {"n_layer": 3, "bias": False}}, "same": [1, 2]}
-    assert recipe_changes(old, new) == [
-        "data.validation.a: unset -> x",
-        "model.gpt.n_layer: 2 -> 3",
-        "data.gone: 1 -> unset",
-    ]
-
-
-@pytest.mark.parametrize("key", ["run", "checkpoints", "model.schedule", "trainer.logger", "resume", "ckpt_path"])
-def test_changes_that_need_no_line_or_have_one_of_their_own_are_left_out(key):
-    def recipe(value):
-        nested = value
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        return nested
-
-    assert recipe_changes(recipe({"x": 1}), recipe({"x": 2})) == []

@@ -1,0 +1,109 @@
+"""Runs that grew out of others: when a resume is another run, and what its folder says of where it came from."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_stable.run.folder import CHECKPOINTS
+
+FILE = "parent.yaml"
+
+SCHEDULE = "model.schedule."  # has a policy of its own for a resume, which speaks for itself
+#: What may differ between a run and its resume without being worth a line.
+_UNREMARKABLE = ("run.", "checkpoints.", "trainer.logger", "trainer.default_root_dir", "resume", "ckpt_path", "config")
+#: What may change while the run stays the same one: how far it goes, what is written of it, on how much it runs.
+_THE_SAME_RUN = (
+    *_UNREMARKABLE,
+    *("validate_every", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps", "trainer.enable_"),
+    *("trainer.devices", "trainer.num_nodes", "data.num_workers", "data.validation"),
+    "model.schedule.on_conflict",
+)
+
+
+@dataclass(frozen=True)
+class Parent:
+    """Where a branch left another run."""
+
+    run: str
+    """The run folder it left, relative to its own; or the checkpoint, where that lies in no run folder."""
+    step: int
+    """Optimizer steps that were committed when it left."""
+    differences: list[str]
+    """What it does otherwise, ``key: old -> new``."""
+
+
+def write_parent(folder: Path, checkpoint: Path, step: int, differences: list[str]) -> None:
+    """Write down in a run's folder what it grew out of."""
+    origin = run_folder_of(checkpoint) or checkpoint
+    parent = Parent(os.path.relpath(origin.resolve(), folder.resolve()), step, differences)
+    (folder / FILE).write_text(yaml.safe_dump(asdict(parent), sort_keys=False, width=1000))
+
+
+def read_parent(folder: Path) -> Parent | None:
+    """What a run grew out of; None: it began at step 0."""
+    path = folder / FILE
+    return Parent(**yaml.safe_load(path.read_text())) if path.is_file() else None
+
+
+def run_folder_of(checkpoint: Path) -> Path | None:
+    """The run folder that a checkpoint lies in, if it lies in one."""
+    folder = checkpoint.parent.parent
+    return folder if checkpoint.parent.name == CHECKPOINTS and stored_recipes(folder) else None
+
+
+def stored_recipes(folder: Path) -> list[Path]:
+    """The recipes that a run folder was trained with, oldest first."""
+    return sorted(folder.glob("recipe-[0-9]*.yaml"))
+
+
+def is_another_run(folder: Path, recipe: dict[str, Any]) -> bool:
+    """Whether a recipe changes what the run in ``folder`` computes, so that to go on with it is a branch."""
+    stored = stored_recipes(folder)
+    return bool(stored and changes(yaml.safe_load(stored[-1].read_text()), recipe, _THE_SAME_RUN))
+
+
+def remarkable_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The changes that are worth a line of a branch's record."""
+    return changes(old, new, _UNREMARKABLE)
+
+
+def changes(old: dict[str, Any], new: dict[str, Any], but: tuple[str, ...] = ()) -> list[str]:
+    """Lines ``key: old -> new`` for every leaf in which two resolved recipes differ.
+
+    Left out are keys that begin with one of ``but``, and the schedule unless the new recipe overrides it: otherwise the
+    checkpoint's is followed, or the resume is refused. A feature that only one of them has is one line.
+    """
+    if _on_conflict(new) != "override":
+        but = (*but, SCHEDULE)
+    before, after = _leaves(_folded(old, new)), _leaves(_folded(new, old))
+    keys = [*after, *(k for k in before if k not in after)]
+    return [
+        f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
+        for key in keys
+        if before.get(key) != after.get(key) and not key.startswith(but)
+    ]
+
+
+def _on_conflict(recipe: dict[str, Any]) -> Any:
+    return recipe.get("model", {}).get("schedule", {}).get("on_conflict")
+
+
+def _folded(node: Any, other: Any) -> Any:
+    """A recipe in which each class that ``other`` has no mapping for is one text."""
+    if not isinstance(node, dict):
+        return node
+    if "class_path" in node and not isinstance(other, dict):
+        given = [f"{name}={value!r}" for name, value in node.get("init_args", {}).items() if value is not None]
+        return f"{node['class_path'].rsplit('.', 1)[-1]}({', '.join(given)})"
+    return {key: _folded(value, other.get(key) if isinstance(other, dict) else None) for key, value in node.items()}
+
+
+def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict) or not node:
+        return {prefix.removesuffix("."): node}
+    return {key: value for k, v in node.items() for key, value in _leaves(v, f"{prefix}{k}.").items()}

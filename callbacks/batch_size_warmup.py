@@ -204,8 +204,17 @@ class BatchSizeWarmup(AccumulationWindows):
                     " already; delete it."
                 )
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and self.lr_factor != "none" and self.action == "act":
-            EffectiveLR.of(trainer).add("BatchSizeWarmup", self._scaled_lr)
+        if stage == "fit" and self._scales_lr:
+            self.modify(EffectiveLR.of(trainer))
+
+    @property
+    def _scales_lr(self) -> bool:
+        return self.lr_factor != "none" and self.action == "act"
+
+    def modify(self, effective: EffectiveLR) -> None:
+        """Add what the ramp does to learning rates, if anything; a pure function of progress."""
+        if self._scales_lr:
+            effective.add("BatchSizeWarmup", self._scaled_lr)
 
     def _scaled_lr(self, mark: Mark, lr: float, group_index: int) -> float:
         factor: float = (self.batch(mark.samples) / self.global_batch) ** _EXPONENTS[self.lr_factor]
@@ -240,5 +249,5 @@ class BatchSizeWarmup(AccumulationWindows):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().teardown(trainer, pl_module, stage)
-        if stage == "fit" and self.lr_factor != "none" and self.action == "act":
+        if stage == "fit" and self._scales_lr:
             EffectiveLR.of(trainer).remove("BatchSizeWarmup")

@@ -17,7 +17,7 @@ from .device_step import clear_all, divide_gradients, hook_steps, skip_step
 from .grad_norm import GradNorm, NormType
 from .grad_spike_skip import GradSpikeSkip
 from .part_statistics import PartStatistics
-from .progress import Progress
+from .progress import Mark, Progress
 from .z_clip import NormStatistics, ZClip
 
 if TYPE_CHECKING:
@@ -173,9 +173,13 @@ class GradClip(StabilityCallback):
         norms = self._parts.norms(shared.measure_each(optimizer, self.norm_type), self.norm_type)
         return norms, norms.max() if total is None else total
 
+    def cap(self, mark: Mark) -> float | None:
+        """The largest norm, whatever the statistics say, in the step that opens at these counters; None: no cap."""
+        return norm_at(self.stages, getattr(mark, self.unit)) if self.stages else self.max_norm
+
     def _judge(self, trainer: Trainer, norms: Tensor, total: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:
         """(parts,) largest values that the norms may keep, and levels above which they would be clipped."""
-        cap = norm_at(self.stages, getattr(Progress.of(trainer).start, self.unit)) if self.stages else self.max_norm
+        cap = self.cap(Progress.of(trainer).start)
         limits = levels = torch.full_like(norms, math.inf)
         if self._statistics is not None:
             accepted = finite

@@ -92,6 +92,11 @@ class EffectiveLR(StabilityCallback):
         for modifiers in self._modifiers.values():
             modifiers.pop(name, None)
 
+    @property
+    def keys(self) -> set[str]:
+        """Keys of parameter groups that are modified."""
+        return {key for key, modifiers in self._modifiers.items() if modifiers}
+
     def effective(self, key: str, mark: Mark, value: Any, group: int) -> Any:
         """What all modifiers of ``key`` together make of a value."""
         ranked = sorted(self._modifiers[key].items(), key=lambda item: (not item[1][0], item[0]))

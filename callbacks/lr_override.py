@@ -118,7 +118,10 @@ class LROverride(StabilityCallback):
         if stage != "fit":
             return
         Progress.of(trainer)
-        effective = EffectiveLR.of(trainer)
+        self.modify(EffectiveLR.of(trainer))
+
+    def modify(self, effective: EffectiveLR) -> None:
+        """Add what the override does to learning rates and options: pure functions of progress, once it has begun."""
         effective.add("LROverride", self._rate, replaces=self.change.replaces)
         for key, value in self.options.items():
             if value is not None and self.action == "act":
@@ -142,10 +145,11 @@ class LROverride(StabilityCallback):
         fallback = self._configured.lrs
         if self.on_conflict == "checkpoint":
             fallback = [(self._recorded or {}).get(f"group {i} lr", lr) for i, lr in enumerate(fallback)]
-        self._bases = [
+        bases = [
             float(group.get("max_lr", group.get("initial_lr", lr)))
             for group, lr in zip(groups(trainer), fallback, strict=True)
         ]
+        self.begin(self._begun or Progress.of(trainer).mark, bases)
         if self.change.changes_the_rate and not self._bases:
             raise MisconfigurationException(
                 "`LROverride`: configure_optimizers returned no optimizer, so there is no rate to change; leave the"
@@ -156,15 +160,21 @@ class LROverride(StabilityCallback):
                 f"`LROverride`: the optimizer's own rates are {self._bases}, which no override can keep the ratios of;"
                 " make the optimizer with its peak rate."
             )
-        self._begun = self._begun or Progress.of(trainer).mark
         self._announced = False
+
+    def begin(self, mark: Mark | None, bases: list[float]) -> None:
+        """Begin at these counters, unless ``start`` says where; ``None``: not yet. ``bases``: each group's own peak."""
+        self._begun, self._bases = mark, bases
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def is_active(self, mark: Mark) -> bool:
         """Whether the step that opened at these counters is overridden."""
-        assert self._begun is not None
-        begin = getattr(self._begun, self.unit) if self.start is None else self.start
+        begin = self.start
+        if begin is None:
+            if self._begun is None:
+                return False
+            begin = getattr(self._begun, self.unit)
         return bool(getattr(mark, self.unit) >= begin)
 
     def _rate(self, mark: Mark, lr: float, group: int) -> float:

@@ -77,9 +77,12 @@ class OptimizerReset(StabilityCallback):
         if stage == "fit":
             self._has_learned = False
             Progress.of(trainer)
-            effective = EffectiveLR.of(trainer)
-            if self.action == "act":
-                effective.add("OptimizerReset", lambda mark, lr, group: 0.0 if self.is_held(mark) else lr)
+            self.modify(EffectiveLR.of(trainer))
+
+    def modify(self, effective: EffectiveLR) -> None:
+        """Add what the hold does to learning rates: a pure function of progress, once the reset is done."""
+        if self.action == "act":
+            effective.add("OptimizerReset", lambda mark, lr, group: 0.0 if self.is_held(mark) else lr)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._has_learned = True
@@ -94,11 +97,13 @@ class OptimizerReset(StabilityCallback):
         """Whether the step that opened at these counters has rate 0."""
         return self.done is not None and 0 <= mark.steps - self.done.steps < self.hold_steps
 
+    def is_due(self, mark: Mark) -> bool:
+        """Whether the reset is still to be done when a step opens at these counters."""
+        return self.done is None and (self.start is None or getattr(mark, self.unit) >= self.start)
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         mark = Progress.of(trainer).start
-        if self.done is not None or self._nothing_to_do:
-            return
-        if self.start is not None and getattr(mark, self.unit) < self.start:
+        if self._nothing_to_do or not self.is_due(mark):
             return
         self.done = mark
         verb = "sets" if self.action == "act" else "would set"

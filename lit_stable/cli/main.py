@@ -37,11 +37,12 @@ from lit_stable.cli.prepare import run_prepare
 from lit_stable.cli.problems import argument_problems, recipe_problems
 from lit_stable.cli.recipe import expand_arguments
 from lit_stable.cli.runs import run_runs
+from lit_stable.cli.trace import trace, write_trace
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.module import GPTModule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import quiet_lightning, say
-from lit_stable.run.folder import checkpoints, find_checkpoint, newest_run_with_checkpoint
+from lit_stable.run.folder import checkpoint_step, checkpoints, find_checkpoint, newest_run_with_checkpoint
 from lit_stable.run.loss_scale_watch import LossScaleWatch
 from lit_stable.run.masked_share import MaskedShare
 from lit_stable.run.report import Report
@@ -118,6 +119,9 @@ class LitStableCLI(LightningCLI):
         add_feature_arguments(parser)
         if self.command.name == "check":
             parser.add_argument("--devices", type=int, default=1, help="Devices to plan for.")
+            parser.add_argument(
+                "--trace", type=Path | None, default=None, help="CSV to write the schedules of every iteration to."
+            )
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -232,6 +236,8 @@ class LitStableCLI(LightningCLI):
         if self.command.name == "check":
             devices = self._get(self.config, "devices")
             print(check(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh))
+            if (path := self._get(self.config, "trace")) is not None:
+                self._write_trace(path)
             return
         try:
             super()._run_subcommand(subcommand)
@@ -244,6 +250,20 @@ class LitStableCLI(LightningCLI):
         if subcommand == "fit" and self._checkpoint and not self._report.started:
             steps = Progress.of(self.trainer).steps
             say(f"nothing to do: {self._checkpoint} is at step {steps}; set --trainer.max_steps above it to go on.")
+
+    def _write_trace(self, path: Path) -> None:
+        steps, data = self.trainer_options["max_steps"], self.datamodule
+        if steps < 1:
+            raise UserError(f"trainer.max_steps={steps}: a trace needs the end of the run; set it.")
+        batch, length, options = data.global_batch, data.sequence_length, self.model.optimizer_options
+        resumed_at = (checkpoint_step(self._checkpoint) or 0) if self._checkpoint else 0
+        features = self.features.values()
+        rows = trace(self.model.schedule, options.weight_decay, batch, length, features, steps, resumed_at)
+        try:
+            write_trace(path, rows)
+        except OSError as error:
+            raise UserError(f"trace={path}: cannot be written: {error.strerror}.") from error
+        print(f"\ntrace: {steps:,} iterations in {path}")
 
     @property
     def exit_code(self) -> int:

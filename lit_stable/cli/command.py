@@ -18,11 +18,15 @@ class Command:
     argv: list[str]
     """What was typed, with each recipe in place of its name."""
     layers: list[Layer]
+    notes: list[str]
+    """What was scaled, and which sources stand in for others."""
 
     @property
     def default_name(self) -> str:
-        """Name of a run that is given none: that of the last recipe."""
-        return self.layers[-1].path.stem if self.layers else "run"
+        """Name of a run that is given none: that of the last recipe, behind it the sizes it is scaled to."""
+        experiments = [layer.path.stem for layer in self.layers if layer.directives.scale is None]
+        sizes = [layer.path.stem for layer in self.layers if layer.directives.scale is not None]
+        return "-".join([*(experiments[-1:] or ["run"]), *sizes])
 
     @property
     def to_go_on(self) -> str:

@@ -187,7 +187,7 @@ class LitStableCLI(LightningCLI):
         options: RunOptions = self._get(self.config_init, "run")
         root, name = Path(options.root), options.name or self.command.default_name
         self._find_checkpoint(root, name)
-        self._report = Report(self.command.to_go_on)
+        self._report = Report(self.command.to_go_on, self.command.notes)
         recipe = self.recipe
         recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
         session = Session(root, name, recipe, self._checkpoint, self._resumed, own_loggers)
@@ -235,6 +235,7 @@ class LitStableCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if self.command.name == "check":
             devices = self._get(self.config, "devices")
+            print("".join(f"{note}\n" for note in self.command.notes), end="")
             print(check(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh))
             if (path := self._get(self.config, "trace")) is not None:
                 self._write_trace(path)
@@ -280,8 +281,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         if name in _ALONE:
             return _ALONE[name](rest) or 0
-        expanded, layers = expand_arguments(rest)
-        return LitStableCLI(Command(name, rest, expanded, layers)).exit_code
+        return LitStableCLI(Command(name, rest, *expand_arguments(rest))).exit_code
     except RunFailed as error:
         print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
         return FAILED

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from jsonargparse import get_loader
+
+from lit_stable.cli.directives import Composition, Directives, take_directives
 
 _CONFIG_OPTIONS = ("--config", "-c")
 _load_yaml = get_loader("yaml")  # jsonargparse's own reading of scalars: 1e-4 is a float, 2024-01-31 is text
@@ -33,11 +35,13 @@ class Layer:
 
     path: Path
     data: dict[str, Any]
-    """What the file sets, ``base`` taken out."""
+    """What the file sets, ``base`` and directives taken out."""
 
     text: str
     lines: dict[tuple[str, ...], int]
     """Line, counted from 1, of every key path that the text spells out."""
+    directives: Directives = field(default_factory=Directives)
+    """What it asks to be made of the layers; taken out of the data too."""
 
     def line(self, path: Sequence[str]) -> int:
         """Line of a key path; that of the closest key above where an alias or a merge key brings it in."""
@@ -94,11 +98,22 @@ def expand(path: Path, applied: Sequence[Path] = ()) -> list[Layer]:
     return layers
 
 
-def expand_arguments(argv: Sequence[str]) -> tuple[list[str], list[Layer]]:
+class Expanded(NamedTuple):
+    """A command line without the names of recipes."""
+
+    argv: list[str]
+    """The arguments, each recipe in place of its name."""
+    layers: list[Layer]
+    """The recipe files in the order in which they apply."""
+    notes: list[str]
+    """What the recipes' directives made of them, ``key: from -> to``."""
+
+
+def expand_arguments(argv: Sequence[str]) -> Expanded:
     """Replace every ``--config X`` by one ``--config`` for each layer of X, as YAML text.
 
-    Returns:
-        The new arguments, and the layers in the order in which they apply.
+    What directives make of the layers is a layer too: the scaled values stand before the fragment that scales, the
+    stand-ins behind the last recipe.
 
     Raises:
         RecipeError: naming the problems of all recipes.
@@ -106,6 +121,7 @@ def expand_arguments(argv: Sequence[str]) -> tuple[list[str], list[Layer]]:
     rewritten: list[str] = []
     layers: list[Layer] = []
     problems: list[str] = []
+    composition, end = Composition(), 0
     for option, value in _options(argv):
         if option not in _CONFIG_OPTIONS or value is None:
             rewritten += [option] if value is None else [option, value]
@@ -117,10 +133,20 @@ def expand_arguments(argv: Sequence[str]) -> tuple[list[str], list[Layer]]:
             continue
         layers += added
         for layer in added:
-            rewritten += ["--config", yaml.dump(layer.data, Dumper=_QuotingDumper, sort_keys=False)]
+            try:
+                rewritten += _as_options(composition.add(layer.path, layer.data, layer.directives))
+            except ValueError as error:
+                problems += [f"{layer.path}:{layer.line(['scale'])}: {line}" for line in str(error).splitlines()]
+        end = len(rewritten)
     if problems:
         raise RecipeError("\n".join(problems))
-    return rewritten, layers
+    rewritten[end:end] = _as_options(composition.finish())
+    return Expanded(rewritten, layers, composition.notes)
+
+
+def _as_options(recipes: Sequence[dict[str, Any]]) -> list[str]:
+    texts = [yaml.dump(recipe, Dumper=_QuotingDumper, sort_keys=False) for recipe in recipes]
+    return [word for text in texts for word in ("--config", text)]
 
 
 def _visit(path: Path, chain: tuple[Path, ...], seen: set[Path], problems: list[str]) -> list[Layer]:
@@ -201,9 +227,11 @@ def _read(path: Path) -> tuple[Layer, list[str]]:
         problems.append(
             f"{path}:{lines['base',]}: base: must be the name of a recipe or a list of names, not {base!r}."
         )
+    directives, found = take_directives(data)
+    problems += [f"{path}:{lines[key]}: {'.'.join(key)}: {what}" for key, what in found]
     if problems:
         raise RecipeError("\n".join(problems))
-    return Layer(path, data, text, lines), bases
+    return Layer(path, data, text, lines, directives), bases
 
 
 def _key_lines(node: yaml.Node | None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ class Report(Callback):
 
     Args:
         resume_command: What the closing table names as the way to go on.
+        notes: What stands before the first lines: how the recipe came to be.
     """
 
-    def __init__(self, resume_command: str) -> None:
+    def __init__(self, resume_command: str, notes: Sequence[str] = ()) -> None:
         self.resume_command = resume_command
+        self.notes = list(notes)
         self.first_loss = float("nan")  # of the run, also after a resume
         self._last_loss = float("nan")
         self.started = False
@@ -42,7 +45,7 @@ class Report(Callback):
         session = session_of(trainer)
         callbacks = [c for c in trainer.callbacks if c not in (self, session)]  # type: ignore[attr-defined]
         with whole_parameters(trainer):
-            lines = first_lines(trainer, pl_module, callbacks)
+            lines = [*self.notes, *first_lines(trainer, pl_module, callbacks)]
             if progress.steps == 0:  # after a resume the weights are trained ones
                 lines.append(measured_init(pl_module))
         for line in [*lines, ""]:

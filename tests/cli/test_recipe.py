@@ -155,7 +155,7 @@ def parse(argv):
 def test_expanded_arguments_merge_a_child_over_its_base_by_key(write, option):
     write("base.yaml", "lr: 1e-4\na: {x: 1, y: 1}\n")
     write("child.yaml", "base: base.yaml\na: {y: 2}\n")
-    argv, layers = expand_arguments(["--name", "n", *option])
+    argv, layers, _ = expand_arguments(["--name", "n", *option])
     parsed = parse(argv)
     assert (parsed.name, parsed.lr, parsed.a.x, parsed.a.y) == ("n", 1e-4, 1, 2)
     assert [layer.path.name for layer in layers] == ["base.yaml", "child.yaml"]
@@ -171,7 +171,7 @@ def test_a_base_that_an_earlier_recipe_brought_in_does_not_undo_that_recipe(writ
     write("root.yaml", "lr: 1.0")
     write("a.yaml", "base: root.yaml\nlr: 2.0")
     write("b.yaml", "base: root.yaml\nname: b")
-    argv, _ = expand_arguments(["--config", "a.yaml", "--config", "b.yaml"])
+    argv, *_ = expand_arguments(["--config", "a.yaml", "--config", "b.yaml"])
     assert (parse(argv).lr, parse(argv).name) == (2.0, "b")
 
 
@@ -192,4 +192,4 @@ def test_a_recipe_longer_than_any_file_name_is_passed_on(write):
 
 
 def test_a_config_option_without_value_is_left_to_the_parser():
-    assert expand_arguments(["--config"]) == (["--config"], [])
+    assert expand_arguments(["--config"]) == (["--config"], [], [])

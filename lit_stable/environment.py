@@ -20,15 +20,20 @@ def version_block() -> str:
     Versions come from package metadata; only torch is imported, to ask which CUDA it was built for and which GPUs it
     sees. A package that is not installed is listed as such.
     """
-    rows = [("lit-stable", _own_version()), ("Python", platform.python_version()), ("torch", _torch())]
-    rows += [(package, _installed(package)) for package in _PACKAGES]
-    rows += [("OS", platform.platform()), ("CPUs", str(os.cpu_count())), ("GPUs", _gpus())]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    rows = versions()
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows.items())
+
+
+def versions() -> dict[str, str]:
+    """The rows of :func:`version_block`."""
+    rows = {"lit-stable": _own_version(), "Python": platform.python_version(), "torch": _torch()}
+    rows |= {package: _installed(package) for package in _PACKAGES}
+    return {**rows, "OS": platform.platform(), "CPUs": str(os.cpu_count()), "GPUs": _gpus()}
 
 
 def _own_version() -> str:
-    commit = _git_commit(Path(__file__).resolve().parent)
+    commit = git_commit(Path(__file__).resolve().parent.parent)
     return f"{__version__} (commit {commit})" if commit else __version__
 
 
@@ -57,9 +62,9 @@ def _gpus() -> str:
     return ", ".join(names) or "none"
 
 
-def _git_commit(folder: Path) -> str | None:
-    """Commit of the checkout that holds ``folder``, or None in an installed package."""
-    if not (folder.parent / ".git").exists():  # site-packages may lie inside somebody else's repository
+def git_commit(folder: Path) -> str | None:
+    """Commit of the checkout whose top is ``folder``, ``-dirty`` behind it where files differ; None: it is none."""
+    if not (folder / ".git").exists():  # site-packages may lie inside somebody else's repository
         return None
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
     try:

@@ -48,15 +48,13 @@ def test_a_torch_that_does_not_load_is_reported_and_not_fatal(monkeypatch):
 
 
 def test_the_commit_of_a_checkout_is_found_and_an_install_has_none(tmp_path):
-    package = tmp_path / "lit_stable"
-    package.mkdir()
-    assert environment._git_commit(package) is None
+    assert environment.git_commit(tmp_path) is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert environment._git_commit(package) is None  # a repository without a commit
+    assert environment.git_commit(tmp_path) is None  # a repository without a commit
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "first"], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout
-    assert head.startswith(environment._git_commit(package))
+    assert head.startswith(environment.git_commit(tmp_path))
 
 
 def test_an_unknown_public_name_is_an_attribute_error():

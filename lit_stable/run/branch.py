@@ -61,10 +61,13 @@ def stored_recipes(folder: Path) -> list[Path]:
     return sorted(folder.glob("recipe-[0-9]*.yaml"))
 
 
-def is_another_run(folder: Path, recipe: dict[str, Any]) -> bool:
-    """Whether a recipe changes what the run in ``folder`` computes, so that to go on with it is a branch."""
-    stored = stored_recipes(folder)
-    return bool(stored and changes(yaml.safe_load(stored[-1].read_text()), recipe, _THE_SAME_RUN))
+def is_another_run(folder: Path, recipe: dict[str, Any], data: dict[str, str]) -> bool:
+    """Whether a recipe, or what its data hold, changes what the run in ``folder`` computes: to go on is a branch."""
+    recipes, environments = stored_recipes(folder), sorted(folder.glob("environment-[0-9]*.yaml"))
+    if recipes and changes(yaml.safe_load(recipes[-1].read_text()), recipe, _THE_SAME_RUN):
+        return True
+    stored = yaml.safe_load(environments[-1].read_text())["data"] if environments else data
+    return bool(changes(stored, data, _THE_SAME_RUN))
 
 
 def remarkable_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

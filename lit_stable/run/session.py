@@ -26,6 +26,7 @@ from lit_stable.run.branch import (
 )
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import say
+from lit_stable.run.fingerprint import environment_changes, fingerprint
 from lit_stable.run.folder import new_folder
 
 
@@ -48,7 +49,7 @@ class Session(Callback):
     old ones, unless the recipe changes what it computes: then, and whenever a run begins at a checkpoint, it is a
     branch in a folder of its own, which says where it came from (see ``branch.py``). So nothing of a run is written
     over. The resolved recipe is stored in the folder and in every checkpoint; when a checkpoint is loaded, what differs
-    from it is printed, old -> new.
+    from it is printed, old -> new. So are versions, hardware and commits (see ``fingerprint.py``).
 
     Args:
         root: Folder of all runs.
@@ -75,8 +76,13 @@ class Session(Callback):
         self.resumed = resumed
         self.folder: Path | None = None
         self._own_loggers = own_loggers
+        self._environment: dict[str, Any] = {}
         self._differences: list[str] = []  # from the checkpoint's recipe and data
         self.number = 1  # how often this folder was trained in, this time included
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        found = fingerprint(self.recipe, trainer.world_size) if trainer.is_global_zero else {}
+        self._environment = trainer.strategy.broadcast(found)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -89,7 +95,9 @@ class Session(Callback):
             self._open_folder(trainer)
 
     def _open_folder(self, trainer: Trainer) -> None:
-        folder = self._choose_folder() if trainer.is_global_zero else None
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        facts = {**self._environment, "data": data.fingerprint()}
+        folder = self._choose_folder(facts) if trainer.is_global_zero else None
         self.folder = Path(trainer.strategy.broadcast(str(folder)))
         Events.of(trainer).folder = self.folder
         for callback in trainer.checkpoint_callbacks:
@@ -97,11 +105,13 @@ class Session(Callback):
                 callback.folder = self.folder
         if trainer.is_global_zero:
             self.number = 1 + len(stored_recipes(self.folder))
-            (self.folder / f"recipe-{self.number:02d}.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
+            for kind, content in (("recipe", self.recipe), ("environment", facts)):
+                path = self.folder / f"{kind}-{self.number:02d}.yaml"
+                path.write_text(yaml.safe_dump(content, sort_keys=False))
         self.number = trainer.strategy.broadcast(self.number)
 
-    def _choose_folder(self) -> Path:
-        if self.resumed is None or is_another_run(self.resumed, self.recipe):
+    def _choose_folder(self, facts: dict[str, Any]) -> Path:
+        if self.resumed is None or is_another_run(self.resumed, self.recipe, facts["data"]):
             return new_folder(self.root, self.name)
         return self.resumed
 
@@ -127,10 +137,14 @@ class Session(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        checkpoint.setdefault(KEY, {}).update(recipe=self.recipe, data=data.fingerprint())
+        checkpoint.setdefault(KEY, {}).update(
+            recipe=self.recipe, data=data.fingerprint(), environment=self._environment
+        )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         stored = checkpoint.get(KEY, {})
+        for line in environment_changes(stored["environment"], self._environment) if "environment" in stored else ():
+            say(f"environment changed since the checkpoint: {line}")
         if "recipe" not in stored or trainer.state.fn != "fit":
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

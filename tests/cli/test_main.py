@@ -64,7 +64,8 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_a_fit_writes_its_recipe_logs_and_a_checkpoint(fitted):
     names = {path.name for path in fitted.run.iterdir()}
-    assert names == {"recipe-01.yaml", "sessions.jsonl", "start-01.txt", "csv-01", "tensorboard", "checkpoints"}
+    own = {"recipe-01.yaml", "environment-01.yaml", "sessions.jsonl", "start-01.txt"}
+    assert names == {*own, "csv-01", "tensorboard", "checkpoints"}
     assert [path.name for path in (fitted.run / "checkpoints").glob("*.ckpt")] == [fitted.last.name]
     assert list(losses(fitted.run)) == list(range(1, STEPS + 1))
     with (fitted.run / "csv-01" / "metrics.csv").open() as file:

@@ -70,15 +70,23 @@ def test_the_schedule_changes_only_where_the_recipe_overrides_it(policy, counts)
 )
 def test_what_is_computed_makes_another_run_and_what_is_written_does_not(tmp_path, key, another):
     (tmp_path / "recipe-01.yaml").write_text(yaml.safe_dump(nested(key, 1)))
-    assert is_another_run(tmp_path, nested(key, 2)) is another
-    assert is_another_run(tmp_path, nested(key, 1)) is False
+    assert is_another_run(tmp_path, nested(key, 2), {}) is another
+    assert is_another_run(tmp_path, nested(key, 1), {}) is False
+
+
+def test_other_data_under_the_same_recipe_make_another_run_and_other_validation_does_not(tmp_path):
+    stored = {"data.sources.a": "5 tokens", "data.validation.a": "1 tokens"}
+    (tmp_path / "environment-01.yaml").write_text(yaml.safe_dump({"torch": "2.6", "data": stored}))
+    assert is_another_run(tmp_path, {}, stored) is False
+    assert is_another_run(tmp_path, {}, {**stored, "data.sources.a": "6 tokens"}) is True
+    assert is_another_run(tmp_path, {}, {**stored, "data.validation.a": "2 tokens"}) is False
 
 
 def test_the_newest_recipe_of_a_folder_is_what_counts(tmp_path):
     for number in (1, 2):
         (tmp_path / f"recipe-0{number}.yaml").write_text(yaml.safe_dump({"x": number}))
-    assert is_another_run(tmp_path, {"x": 2}) is False
-    assert is_another_run(tmp_path, {"x": 1}) is True
+    assert is_another_run(tmp_path, {"x": 2}, {}) is False
+    assert is_another_run(tmp_path, {"x": 1}, {}) is True
 
 
 def test_a_parent_is_found_again_after_both_folders_have_moved(tmp_path):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_recipe import command, write_recipe
 
+from lit_stable.run import fingerprint
 from lit_stable.run.branch import Parent, read_parent
 
 
@@ -99,6 +102,31 @@ def test_other_data_do_not_pass_unseen(tmp_path):
     line = r"changed since the checkpoint: data.sources.text: \d+ tokens \(\w+\) -> \d+ tokens \(\w+\)$"
     assert len(re.findall(line, done.out, re.MULTILINE)) == 1
     assert "checkpoint: data.validation.text" not in done.out
+    (difference,) = read_parent(tmp_path / "runs" / "tiny" / "0002").differences[1:]
+    assert difference.startswith("data.sources.text: ")
+
+
+def test_a_run_remembers_its_environment_and_says_what_has_changed_of_it(tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path)
+    words = ["--config", recipe, "--resume", "auto", "--trainer.max_steps"]
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    assert command("fit", *words, "2").code == 0
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    versions = fingerprint.versions()
+    monkeypatch.setattr(fingerprint, "versions", lambda: {**versions, "torch": "9.9"})
+    done = command("fit", *words, "3")
+    assert done.code == 0, done.err
+    lines = re.findall("^environment changed since the checkpoint: (.*)$", done.out, re.MULTILINE)
+    assert lines == [f"torch: {versions['torch']} -> 9.9", "settings.NCCL_ALGO: Ring -> Tree"]
+    run = tmp_path / "runs" / "tiny" / "0001"
+    stored = [yaml.safe_load((run / f"environment-0{n}.yaml").read_text()) for n in (1, 2)]
+    assert [one["torch"] for one in stored] == [versions["torch"], "9.9"]
+    assert stored[0]["packages"]["numpy"] == version("numpy")
+    assert stored[0]["data"].keys() == {"data.sources.text", "data.validation.text"}
+    # Evaluated elsewhere, a checkpoint says the same.
+    monkeypatch.undo()
+    done = command("validate", "--config", recipe, "--ckpt_path", run)
+    assert f"environment changed since the checkpoint: torch: 9.9 -> {versions['torch']}\n" in done.out
 
 
 def test_data_that_the_model_cannot_take_are_refused_before_a_folder_exists(tmp_path):
@@ -126,6 +154,7 @@ def test_without_a_logger_nothing_is_logged(tmp_path):
     assert {path.name for path in (tmp_path / "runs" / "tiny" / "0001").iterdir()} == {
         "recipe-01.yaml",
         "sessions.jsonl",
+        "environment-01.yaml",
         "start-01.txt",
         "checkpoints",
     }

@@ -31,10 +31,11 @@ from lit_stable.cli.construction import construction_problems
 from lit_stable.cli.diagnose import run_diagnose
 from lit_stable.cli.dump_batch import run_dump_batch
 from lit_stable.cli.errors import RunFailed, UserError, is_for_the_user, sentence
+from lit_stable.cli.every_problem import every_problem
 from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
 from lit_stable.cli.inspect_checkpoint import run_inspect
+from lit_stable.cli.places import located
 from lit_stable.cli.prepare import run_prepare
-from lit_stable.cli.problems import argument_problems, recipe_problems
 from lit_stable.cli.recipe import expand_arguments
 from lit_stable.cli.runs import run_runs
 from lit_stable.cli.trace import trace, write_trace
@@ -131,7 +132,7 @@ class LitStableCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         own = self._subcommand_parsers[self._fit_like]
-        problems = recipe_problems(self.command.layers, own) or argument_problems(self.command.argv, own)
+        problems = every_problem(self.command.argv, self.command.layers, own, construction_problems)
         if problems:
             raise UserError("\n".join(problems))
         try:
@@ -155,9 +156,12 @@ class LitStableCLI(LightningCLI):
         return recipe
 
     def before_instantiate_classes(self) -> None:
-        problems = construction_problems(self.config[self._fit_like])
+        self._refuse(construction_problems(self.config[self._fit_like]))
+
+    def _refuse(self, problems: Sequence[str]) -> None:
+        """End with these problems, if there are any, each with the line of the recipe that it comes from."""
         if problems:
-            raise UserError("\n".join(problems))
+            raise UserError("\n".join(located(problems, self.command.layers, self.command.argv)))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         trainer_config = dict(self._get(self.config_init, "trainer"))
@@ -235,8 +239,12 @@ class LitStableCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if self.command.name == "check":
             devices = self._get(self.config, "devices")
-            print("".join(f"{note}\n" for note in self.command.notes), end="")
-            print(check(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh))
+            try:
+                page = check(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh)
+            except MisconfigurationException as error:
+                self._refuse(str(error).splitlines())
+                raise
+            print("\n".join([*self.command.notes, page]))
             if (path := self._get(self.config, "trace")) is not None:
                 self._write_trace(path)
             return

@@ -9,7 +9,8 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 _REQUIRED = "the following arguments are required: "
-_REJECTED = re.compile(r"(?:Option|option) '([^']+)'")
+_REJECTED = re.compile(r"(?:[Oo]ption '|unrecognized arguments: --)(?P<option>[^'=\s]+)")
+_KEYS = re.compile(r"(?P<what>Missing required|Unexpected) keys: \{(?P<keys>.*?)\}\. Got value: (?P<value>.*)")
 _EXPECTED = re.compile(
     r"Expected an? (?P<type>.+?)(?:\. Got value: (?P<value>.*))?$|Not a valid subclass of (?P<class>\w+)"
 )
@@ -26,9 +27,9 @@ def is_incomplete(message: str) -> bool:
 
 
 def rejected_option(message: str) -> str | None:
-    """The key that no group or class accepts, if that is the problem."""
+    """The key that no group or class accepts, if that is the problem; of one inside it the key itself."""
     match = _REJECTED.search(message)
-    return match[1] if match else None
+    return match["option"].split(".")[0] if match else None
 
 
 def class_options(message: str) -> list[str]:
@@ -57,6 +58,9 @@ def reason(message: str, value: Any = None, key: str = "") -> str:
         )
     lines = _innermost(message.splitlines())
     said = [line.strip(" -") for line in lines if not _NO_REASON.match(line.strip(" -"))]
+    for entry in filter(None, map(_KEYS.match, said)):  # of a mapping with given keys, inside a list
+        verb = "lacks the key" if entry["what"].startswith("Missing") else "has an unknown key"
+        return f"the entry {entry['value']} {verb} {entry['keys']}"
     expected = [match for line in said if (match := _EXPECTED.match(line))]
     if not expected or said[0].startswith("Import path"):
         return re.sub(r"^argument \S+: ", "", said[0] if said else message.splitlines()[0]).rstrip(".")

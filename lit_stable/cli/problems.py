@@ -21,6 +21,7 @@ from lit_stable.cli.parser_message import class_options, is_incomplete, reason, 
 from lit_stable.cli.recipe import Layer
 
 Path = tuple[str, ...]
+Finding = tuple[Layer, Path, str]  # recipe file, key path, what is wrong
 _HELP = re.compile(r"-h|--([\w.]+\.)?help(=.*)?|--print_config(=.*)?")
 _NO_KEYS = ("help", "config", "print_config", "print_shtab")  # options of a parser that no recipe may hold
 _FEW = 12  # as many names as a reader takes in at a glance
@@ -37,14 +38,20 @@ def recipe_problems(layers: Sequence[Layer], parser: ArgumentParser) -> list[str
     Returns:
         Lines ``file:line: key: what is wrong; nearest is X.``, empty where all is well.
     """
-    problems: list[str] = []
+    found = recipe_findings(layers, parser)
+    return [f"{layer.path}:{layer.line(path)}: {'.'.join(path)}: {what}" for layer, path, what in found]
+
+
+def recipe_findings(layers: Sequence[Layer], parser: ArgumentParser) -> list[Finding]:
+    """The same, not yet in words."""
+    findings: list[Finding] = []
     classes: dict[Path, str] = {}  # class_path by key, of this and earlier layers: a later one may give init_args alone
-    with _raising(parser):
+    with raising(parser):
         for layer in layers:
             classes.update(_class_paths(layer.data))
             found = dict(_layer_problems(layer.data, parser, classes))
-            problems += [f"{layer.path}:{layer.line(path)}: {'.'.join(path)}: {what}" for path, what in found.items()]
-    return problems
+            findings += [(layer, path, what) for path, what in found.items()]
+    return findings
 
 
 def argument_problems(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
@@ -58,14 +65,21 @@ def argument_problems(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
         Lines ``--option: what is wrong; nearest is --x.``, and last what the recipes and the good options together
         still lack. Empty where all is well, and where the arguments ask for help or for a print-out.
     """
+    problems, _, lacking = judge_arguments(argv, parser)
+    return problems if lacking is None else [*problems, lacking]
+
+
+def judge_arguments(argv: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str], str | None]:
+    """The same in parts: a line for each wrong option, the arguments without them, and what these still lack."""
     if any(_HELP.fullmatch(word) for word in argv):
-        return []
-    with _raising(parser):
+        return [], list(argv), None
+    with raising(parser):
         if _error(parser, argv) is None:
-            return []
+            return [], list(argv), None
         options = list(_options(argv))
         recipes = [word for option in options if option[0] == "--config" for word in option]
-        problems, good = [], []
+        problems: list[str] = []
+        good: list[str] = []
         for option in options:
             # Together with the recipes, since an option may set one argument of a class that a recipe names.
             error = None if option[0] == "--config" else _error(parser, [*recipes, *option])
@@ -74,7 +88,7 @@ def argument_problems(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
             else:
                 problems.append(_argument_problem(option, error, parser))
         lacking = _error(parser, good)
-    return problems if lacking is None else [*problems, f"{reason(lacking)}."]
+    return problems, good, None if lacking is None else f"{reason(lacking)}."
 
 
 def _argument_problem(option: Sequence[str], error: str, parser: ArgumentParser) -> str:
@@ -112,6 +126,10 @@ def _layer_problems(
             if error is not None and not is_incomplete(error):
                 if path[-1] == "class_path":
                     judged.append(path[:-1])
+                option = rejected_option(error)
+                if option in path[:-1]:  # a wrong key that holds others: all of them are wrong with it
+                    path = path[: len(path) - path[::-1].index(option)]
+                    judged.append(path)
                 yield path, _describe(error, value, path)
 
 
@@ -226,7 +244,7 @@ def _error(parser: ArgumentParser, given: dict[str, Any] | Sequence[str]) -> str
 
 
 @contextmanager
-def _raising(parser: ArgumentParser) -> Iterator[None]:
+def raising(parser: ArgumentParser) -> Iterator[None]:
     """Make the parser raise ArgumentError instead of printing its usage and exiting."""
     exits = parser.exit_on_error
     parser.exit_on_error = False

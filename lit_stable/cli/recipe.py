@@ -134,17 +134,18 @@ def expand_arguments(argv: Sequence[str]) -> Expanded:
         layers += added
         for layer in added:
             try:
-                rewritten += _as_options(composition.add(layer.path, layer.data, layer.directives))
+                rewritten += as_options(composition.add(layer.path, layer.data, layer.directives))
             except ValueError as error:
                 problems += [f"{layer.path}:{layer.line(['scale'])}: {line}" for line in str(error).splitlines()]
         end = len(rewritten)
     if problems:
         raise RecipeError("\n".join(problems))
-    rewritten[end:end] = _as_options(composition.finish())
+    rewritten[end:end] = as_options(composition.finish())
     return Expanded(rewritten, layers, composition.notes)
 
 
-def _as_options(recipes: Sequence[dict[str, Any]]) -> list[str]:
+def as_options(recipes: Sequence[dict[str, Any]]) -> list[str]:
+    """``--config TEXT`` for each recipe, as words of a command line."""
     texts = [yaml.dump(recipe, Dumper=_QuotingDumper, sort_keys=False) for recipe in recipes]
     return [word for text in texts for word in ("--config", text)]
 

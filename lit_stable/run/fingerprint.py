@@ -84,7 +84,7 @@ def _cuda() -> dict[str, str]:
     """Versions that only a machine with GPUs has."""
     if not torch.cuda.is_available():
         return {}
-    found = {"cuDNN": str(torch.backends.cudnn.version())}
+    found = {"cuDNN": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
     if torch.distributed.is_nccl_available():
         nccl: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         found["NCCL"] = ".".join(map(str, nccl))

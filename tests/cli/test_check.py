@@ -20,6 +20,12 @@ def check(recipe, *words) -> str:
     return done.out
 
 
+def place(recipe, key: str) -> str:
+    """File and line that stand in front of a problem with a value of the recipe."""
+    lines = recipe.read_text().splitlines()
+    return f"{recipe}:{next(n for n, line in enumerate(lines, 1) if line.strip().startswith(f'{key}:'))}: "
+
+
 @pytest.fixture(scope="module")
 def page(recipe) -> str:
     return check(recipe)
@@ -93,10 +99,10 @@ def test_problems_between_the_parts_come_together(recipe, tmp_path):
     done = command("check", "--config", recipe, *words)
     assert done.code == 2
     assert done.err.splitlines() == [
-        "lit-stable check: data.global_batch=4: must be a multiple of data.micro_batch=2 x 3 data-parallel ranks = 6;"
-        " nearest legal value is 6.",
+        f"lit-stable check: {place(recipe, 'global_batch')}data.global_batch=4: must be a multiple of"
+        " data.micro_batch=2 x 3 data-parallel ranks = 6; nearest legal value is 6.",
         "model.gpt.vocab_size=100: must be at least 257, the vocabulary of the data.",
-        "data.sequence_length=32: must be at most model.gpt.max_length=16.",
+        f"{place(recipe, 'sequence_length')}data.sequence_length=32: must be at most model.gpt.max_length=16.",
     ]
 
 
@@ -106,8 +112,10 @@ def test_missing_data_and_other_problems_come_together(tmp_path):
     done = command("check", "--config", recipe)
     assert done.code == 2
     first, second = done.err.splitlines()
-    assert first.startswith(f"lit-stable check: data.sources.text={tmp_path / 'store'}: ")
-    assert second == "data.sequence_length=32: must be at most model.gpt.max_length=16."
+    assert first.startswith(f"lit-stable check: {place(recipe, 'text')}data.sources.text={tmp_path / 'store'}: ")
+    assert (
+        second == f"{place(recipe, 'sequence_length')}data.sequence_length=32: must be at most model.gpt.max_length=16."
+    )
 
 
 def test_twins_are_found_without_training(recipe):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tiny_recipe import command, write_recipe
 
 
 def problems(recipe, *words: str) -> list[str]:
+    """Each problem without the place that it comes from."""
     done = command("check", "--config", recipe, *words)
     assert done.code == 2
-    return done.err.removeprefix("lit-stable check: ").splitlines()
+    lines = done.err.removeprefix("lit-stable check: ").splitlines()
+    return [re.sub(rf"^{re.escape(str(recipe))}:\d+: ", "", line) for line in lines]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,9 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """One finished fit; tests may add runs beside it under other names, but leave it as it is."""
     folder = tmp_path_factory.mktemp("fitted")
     recipe = write_recipe(folder)
-    done = command("fit", "--config", recipe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)  # outside of any repository, as each test is
+        done = command("fit", "--config", recipe)
     assert done.code == 0, done.err
     run = folder / "runs" / "tiny" / "0001"
     return SimpleNamespace(

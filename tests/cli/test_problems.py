@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 import pytest
 from lightning.pytorch import Trainer
@@ -32,6 +32,14 @@ class Clip(Callback):
 
 class Skip(Callback):
     def __init__(self, threshold: float = 1.0, window: int = 128):
+        pass
+
+
+Stage = TypedDict("Stage", {"from": int, "norm": float})
+
+
+class Stages(Callback):
+    def __init__(self, stages: list[Stage] | None = None):
         pass
 
 
@@ -252,6 +260,26 @@ def test_an_argument_of_a_class_that_the_recipe_names_is_no_problem_beside_a_wro
 )
 def test_a_malformed_argument_is_named(parser, argv, expected):
     assert argument_problems(["--model.gpt.d_model=8", "--data.sources={}", *argv], parser) == [expected]
+
+
+def test_a_wrong_key_that_holds_others_is_one_problem_on_the_command_line_too(complain, problems):
+    assert complain("--stability.grad_clip.max_nrm.x", "3") == [
+        "--stability.grad_clip.max_nrm.x: max_nrm is no option here; nearest is max_norm."
+    ]
+    assert problems("stability: {grad_clip: {max_nrm: {x: 1, y: 2}}}") == [
+        "1.yaml:1: stability.grad_clip.max_nrm: is no option; nearest is max_norm."
+    ]
+
+
+def test_an_entry_of_a_list_that_lacks_a_key_or_has_another_is_named(problems):
+    text = "stability:\n  extra:\n    a: {class_path: HERE.Stages, init_args: {stages: [%s]}}"
+    place = "1.yaml:3: stability.extra.a.init_args.stages"
+    assert problems(text % "{form: 3, norm: 1.0}") == [
+        f"{place}: the entry {{'form': 3, 'norm': 1.0}} lacks the key 'from'."
+    ]
+    assert problems(text % "{from: 3, norm: 1.0, x: 1}") == [
+        f"{place}: the entry {{'from': 3, 'norm': 1.0, 'x': 1}} has an unknown key 'x'."
+    ]
 
 
 def test_what_is_missing_is_reported_after_what_is_wrong(parser):

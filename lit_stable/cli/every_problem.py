@@ -1,0 +1,70 @@
+"""All that is wrong with recipes and options, of every kind, in one message.
+
+Wrong keys and values are found leaf by leaf, what shows only when parts are built is found when they are built. So that
+the first kind does not hide the second, the parts are built from what is left without the wrong leaves.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from lit_stable.cli.places import located
+from lit_stable.cli.problems import Finding, Path, judge_arguments, raising, recipe_findings
+from lit_stable.cli.recipe import Layer, as_options
+
+
+def every_problem(
+    argv: Sequence[str],
+    layers: Sequence[Layer],
+    parser: ArgumentParser,
+    built: Callable[[Namespace], list[str]],
+) -> list[str]:
+    """Lines about recipes, then about options, then about parts; empty where the parser accepts all.
+
+    Args:
+        argv: Arguments behind the subcommand, recipes expanded.
+        layers: The recipe files.
+        parser: Parser of the subcommand; it is used, not changed.
+        built: What is wrong with the parts of a parsed recipe; asked only where something else is wrong, since a recipe
+            that parses is built anyway.
+    """
+    findings = recipe_findings(layers, parser)
+    problems = [f"{layer.path}:{layer.line(path)}: {'.'.join(path)}: {what}" for layer, path, what in findings]
+    of_options, good, lacking = judge_arguments(_without(argv, findings), parser)
+    problems += of_options
+    wrong = {path for _, path, _ in findings}
+    if lacking is not None and not any(".".join(path) in lacking for path in wrong):
+        problems.append(lacking)
+    if problems and lacking is None:
+        with raising(parser):
+            found = built(parser.parse_args(good))
+        # A default in the place of a wrong value may fit nothing else: that is no fault of the recipe.
+        names = re.compile("|".join(rf"\b{re.escape(path[-1])}=" for path in wrong) or "$^")
+        problems += located([problem for problem in found if not names.search(problem)], layers, argv)
+    return problems
+
+
+def _without(argv: Sequence[str], findings: Sequence[Finding]) -> list[str]:
+    """The arguments, each recipe without its wrong leaves."""
+    mended: dict[str, str] = {}  # recipe as a word of the command line -> the same without them
+    for layer in {id(layer): layer for layer, _, _ in findings}.values():
+        recipe = copy.deepcopy(layer.data)
+        for owner, path, _ in findings:
+            if owner is layer:
+                _remove(recipe, path)
+        mended[as_options([layer.data])[1]] = as_options([recipe])[1]
+    return [mended.get(word, word) for word in argv]
+
+
+def _remove(recipe: dict[str, Any], path: Path) -> None:
+    for part in path[:-1]:
+        below = recipe.get(part)
+        if not isinstance(below, dict):
+            return
+        recipe = below
+    recipe.pop(path[-1], None)

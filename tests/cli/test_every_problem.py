@@ -1,0 +1,59 @@
+"""All kinds of problems of one bad recipe, in one message."""
+
+from __future__ import annotations
+
+from tiny_recipe import command, write_recipe
+
+
+def test_wrong_keys_options_and_parts_come_together_each_with_its_place(tmp_path):
+    base = write_recipe(tmp_path)
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text(
+        "base: tiny.yaml\n"
+        "model:\n"
+        "  gpt: {n_layr: 3, n_head: x}\n"
+        "  schedule:\n"
+        "    floor: 0.5\n"
+        "data:\n"
+        "  micro_batch: 3\n"
+        "stability:\n"
+        "  detectors:\n"
+        "    spik: {x: 3}\n"
+        "  grad_clip: {max_norm: 0}\n"
+    )
+    done = command("fit", "--config", recipe, "--stability.detectors.spik.x", "3", "--model.optimizer.eps", "0")
+    assert done.code == 2
+    assert done.err.removeprefix("lit-stable fit: ").splitlines() == [
+        f"{recipe}:3: model.gpt.n_layr: is no option; nearest is model.gpt.n_layer.",
+        f"{recipe}:3: model.gpt.n_head: must be an int, not 'x'.",
+        f"{recipe}:10: stability.detectors.spik: is no option; nearest is spike.",
+        "--stability.detectors.spik.x: spik is no option here; nearest is spike.",
+        f"{recipe}:5: model.schedule.floor=0.5: must lie between 0 and schedule.peak=0.01.",
+        "model.optimizer.eps=0.0: must be > 0.",
+        f"{recipe}:7: data.micro_batch=3: must divide data.global_batch=4; nearest legal values are 2 and 4.",
+        f"{recipe}:11: `GradClip(max_norm=0.0)`: must be a finite number > 0.",
+    ]
+    assert base.exists()
+
+
+def test_what_is_missing_because_it_is_wrong_is_not_named_twice(tmp_path):
+    recipe = write_recipe(tmp_path, model__schedule={"peak": "high", "horizon": 10}, data__micro_batch=3)
+    done = command("check", "--config", recipe)
+    assert len(done.err.splitlines()) == 1
+    assert "model.schedule.peak: must be a float, not 'high'." in done.err
+
+
+def test_what_is_missing_elsewhere_is_named_behind_what_is_wrong(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("model: {schedule: {peek: 1}}\n")
+    lines = command("check", "--config", recipe).err.splitlines()
+    assert "model.schedule.peek: is no option; nearest is model.schedule.peak." in lines[0]
+    assert lines[1].endswith(": missing; set in a recipe or on the command line.")
+    assert "model.schedule.peak" in lines[1]
+
+
+def test_a_default_in_the_place_of_a_wrong_value_is_no_problem(tmp_path):
+    recipe = write_recipe(tmp_path, model__gpt__n_head="x", model__schedule__floor=0.5)  # 12 heads divide no 16
+    lines = command("check", "--config", recipe).err.splitlines()
+    assert len(lines) == 2
+    assert "model.schedule.floor=0.5" in lines[1]

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .base import MisconfigurationException
 from .events import Event, Events, emit
+from .loss_return import LossReturn
 from .monitor import Monitor
 from .progress import Progress
-from .recovery import Recovery
 from .scalars import Scalars
 from .window_loss import WindowLoss
 
@@ -60,7 +60,7 @@ class RecoveryTime(Monitor):
         if patience < 5:
             raise MisconfigurationException(f"`RecoveryTime(patience={patience})`: must be at least 5.")
         self.rise, self.patience = rise, patience
-        self._recovery = Recovery(100, rise, patience)
+        self._recovery = LossReturn(100, rise, patience)
         self._window = WindowLoss()
         self._waiting: list[tuple[int, Tensor]] = []  # (step, this rank's loss on the device)
         self._trainer: Trainer | None = None

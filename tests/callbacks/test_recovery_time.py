@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_stable.callbacks import Events, RecoveryTime
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.events import read_events
-from lit_stable.callbacks.recovery import Recovered, Recovery
+from lit_stable.callbacks.loss_return import LossReturn, Recovered
 
 
 def healthy(step: int) -> float:
@@ -21,8 +21,10 @@ def healthy(step: int) -> float:
     return 3.0 + 2.0 * math.exp(-step / 500) + random.Random(step).gauss(0.0, 0.02)
 
 
-def watch(losses: dict[int, float], steps: int, recovery: Recovery | None = None) -> tuple[Recovery, list[Recovered]]:
-    recovery = recovery or Recovery(window=100, rise=0.2, patience=500)
+def watch(
+    losses: dict[int, float], steps: int, recovery: LossReturn | None = None
+) -> tuple[LossReturn, list[Recovered]]:
+    recovery = recovery or LossReturn(window=100, rise=0.2, patience=500)
     found = [recovery.observe(step, losses.get(step, healthy(step))) for step in range(1, steps + 1)]
     return recovery, [ended for ended in found if ended is not None]
 
@@ -49,7 +51,7 @@ def test_the_time_back_is_the_spikes_length() -> None:
 
 def test_of_two_spikes_the_second_took_longer() -> None:
     lasts = []
-    recovery = Recovery(100, 0.2, 500)
+    recovery = LossReturn(100, 0.2, 500)
     losses = {**decay_from(600, 2.0, 20), **decay_from(900, 2.0, 200)}
     for step in range(1, 1500):
         if recovery.observe(step, losses.get(step, healthy(step))) is not None:
@@ -83,7 +85,7 @@ def test_goes_on_from_its_state_as_if_nothing_had_been(tmp_path: Path) -> None:
     for cut in (250, 450):
         first, found = watch(losses, cut)
         torch.save(first.state_dict(), tmp_path / "a.pt")
-        second = Recovery(100, 0.2, 500)
+        second = LossReturn(100, 0.2, 500)
         second.load_state_dict(torch.load(tmp_path / "a.pt", weights_only=True))
         for step in range(cut + 1, 801):
             more = second.observe(step, losses.get(step, healthy(step)))

@@ -28,7 +28,7 @@ class Recovered(NamedTuple):
     """False: given up after ``patience`` steps; the level it has now is the new normal."""
 
 
-class Recovery:
+class LossReturn:
     """Watch one run's loss, step by step.
 
     A spike begins with a loss more than ``rise`` above the median of the last ``window`` accepted losses, and more than

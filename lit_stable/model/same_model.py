@@ -19,17 +19,20 @@ _FREE = {
     *("attention_kernel", "attention_scale", "residual_fp32", "head_fp32", "norm_eps", "max_length", "rope_theta"),
     *("attention_soft_cap", "logit_soft_cap", "document_mask", "document_separator", "reset_positions"),
 }
+# What names and shapes of weights tell; whoever reads the checkpoint compares them with more to say.
+_IN_SHAPES = {"vocab_size", "n_layer", "d_model", "d_ff"}
 
 
 def model_record(config: GPTConfig) -> dict[str, Any]:
     """All options as plain data for a checkpoint, with defaults that follow from others resolved."""
     groups = None if config.kv_heads == config.n_head else config.kv_heads
-    resolved = {"d_ff": config.hidden, "n_kv_head": groups, "embed_norm": config.has_embed_norm}
-    return {**asdict(config), **resolved}
+    return {**asdict(config), "n_kv_head": groups, "embed_norm": config.has_embed_norm}
 
 
 def model_changes(config: GPTConfig, stored: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """What differs between a model and the record of another: sentences of refusal, and lines about what may differ.
+
+    Sizes that are seen in shapes are left out.
 
     An option that the record does not know was not there: its weights were trained with the default.
     """
@@ -39,7 +42,7 @@ def model_changes(config: GPTConfig, stored: Mapping[str, Any]) -> tuple[list[st
         f"model.gpt.{name}={value}: the checkpoint is of a model with {known[name]}, and its weights would mean"
         " something else here; set it back, or begin a new run."
         for name, value in changed.items()
-        if name not in _FREE and not _neutral(name, known[name], value)
+        if name not in _FREE | _IN_SHAPES and not _neutral(name, known[name], value)
     ]
     lines = [f"gpt.{name} {known[name]} -> {value} (recipe)" for name, value in changed.items() if name in _FREE]
     return problems, lines

@@ -66,6 +66,7 @@ def test_the_sentence_names_both_values():
         ({}, {"attention_soft_cap": 50.0}, ["gpt.attention_soft_cap None -> 50.0 (recipe)"]),
         ({}, {"d_ff": 128, "n_kv_head": 4}, []),  # what the defaults come to
         ({}, {"qk_layer_scaling": "megatron"}, []),
+        ({}, {"d_model": 64, "n_layer": 2}, []),  # seen in shapes
         ({"embed_norm": True}, {"stable_embedding": True}, ["gpt.stable_embedding False -> True (recipe)"]),
     ],
     ids=str,

@@ -29,6 +29,7 @@ from .recovery_time import RecoveryTime
 from .safe_checkpoints import SafeCheckpoints
 from .sample_text import SampleText
 from .scalars import Scalars
+from .scripted_skip import ScriptedSkip
 from .sequence_length_warmup import SequenceLengthWarmup
 from .source_loss import SourceLoss
 from .step_seed import StepSeed
@@ -72,6 +73,7 @@ __all__ = [
     "SafeCheckpoints",
     "SampleText",
     "Scalars",
+    "ScriptedSkip",
     "SequenceLengthWarmup",
     "SourceLoss",
     "StepSeed",

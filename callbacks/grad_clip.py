@@ -18,6 +18,7 @@ from .grad_norm import GradNorm, NormType
 from .grad_spike_skip import GradSpikeSkip
 from .part_statistics import PartStatistics
 from .progress import Mark, Progress
+from .scripted_skip import ScriptedSkip
 from .z_clip import NormStatistics, ZClip
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class GradClip(StabilityCallback):
     and it may follow the norms themselves: by z-score (``adaptive``: see :class:`~.z_clip.NormStatistics`) or relative
     to the running norm of each tensor (``ada_gc``: see :class:`~.ada_gc.RunningNorms`). With ``max_norm`` as well, the
     lower one holds; a fixed cap does not enter the statistics, and there is none unless it is asked for: one below the
-    usual norm would clip every step and hide what the statistics say. Steps that ``GradSpikeSkip`` skips, and norms of
-    exactly 0, enter no statistics.
+    usual norm would clip every step and hide what the statistics say. Steps that ``GradSpikeSkip`` or ``ScriptedSkip``
+    skips, and norms of exactly 0, enter no statistics.
 
     **Not finite**: a norm that is not finite has no clipped value. That step changes nothing, whichever part it is in
     (weights, moments and step count stay bit-identical); no part is scaled, none enters its statistics, and the step is
@@ -184,8 +185,8 @@ class GradClip(StabilityCallback):
         if self._statistics is not None:
             accepted = finite
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, GradSpikeSkip):
-                    accepted = accepted & ~callback.skipped
+                if isinstance(callback, (GradSpikeSkip, ScriptedSkip)):
+                    accepted = accepted & ~callback.skipped.to(accepted.device)
             limits, levels = self._statistics.judge(norms, total, accepted)
         return (limits, levels) if cap is None else (limits.clamp(max=cap), levels.clamp(max=cap))
 

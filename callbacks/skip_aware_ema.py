@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.optim.swa_utils import get_ema_avg_fn
 
 from .grad_spike_skip import GradSpikeSkip
+from .scripted_skip import ScriptedSkip
 
 try:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -33,13 +35,13 @@ class HoldOnSkip:
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            _find_skip(trainer, type(self).__name__)
+            _skip_flags(trainer, type(self).__name__)
         super().setup(trainer, pl_module, stage)  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step != self._asked_at:
             self._asked_at = trainer.global_step
-            self._held = bool(_find_skip(trainer, type(self).__name__).skipped)
+            self._held = any(bool(flag) for flag in _skip_flags(trainer, type(self).__name__))
         if not self._held:
             super().on_train_batch_end(trainer, *args, **kwargs)  # type: ignore[misc]
 
@@ -83,10 +85,10 @@ class SkipAwareEMA(HoldOnSkip, WeightAveraging):
         )
 
 
-def _find_skip(trainer: Trainer, who: str) -> GradSpikeSkip:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradSpikeSkip):
-            return callback
+def _skip_flags(trainer: Trainer, who: str) -> list[Tensor]:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    if flags := [c.skipped for c in callbacks if isinstance(c, (GradSpikeSkip, ScriptedSkip))]:
+        return flags
     raise MisconfigurationException(
         f"`{who}`: asks `GradSpikeSkip` which steps were skipped, and there is none in the trainer's callbacks; add it,"
         " or use Lightning's own averaging."

@@ -102,6 +102,7 @@ QUANTITIES: dict[str, tuple[Form, str]] = {
     "stability.lr_override.schedule": (scale_points, "unit"),
     "stability.optimizer_reset.start": (_count, "unit"),
     "stability.optimizer_reset.hold_steps": (_count, "steps"),
+    "stability.scripted_skip.steps": (scale_ranges, "steps"),
     "stability.sequence_length_warmup.shape": (scale_stages, "length"),
     "stability.sequence_length_warmup.multiple_of": (_count, "length"),
     "stability.sequence_length_warmup.min_length": (_count, "length"),

@@ -6,6 +6,7 @@ learning rate as the features modify it, the clipping norm.
 
 from __future__ import annotations
 
+import copy
 import csv
 from collections.abc import Callable, Iterable, Iterator
 from operator import add, sub
@@ -14,7 +15,14 @@ from typing import NamedTuple, TypeVar
 
 from lightning.pytorch import Callback
 
-from lit_stable.callbacks import BatchSizeWarmup, GradClip, LROverride, OptimizerReset, SequenceLengthWarmup
+from lit_stable.callbacks import (
+    BatchSizeWarmup,
+    GradClip,
+    LROverride,
+    OptimizerReset,
+    ScriptedSkip,
+    SequenceLengthWarmup,
+)
 from lit_stable.callbacks.learning_rate import EffectiveLR
 from lit_stable.callbacks.progress import Mark
 from lit_stable.optim.schedule import LRSchedule
@@ -60,13 +68,14 @@ def trace(
         weight_decay: Of the groups that decay.
         global_batch: Samples per step; under a ramp, at its end.
         sequence_length: Positions per sequence, in the end.
-        features: The active features; those that change none of the columns do not matter. They are used up.
+        features: The active features; those that change none of the columns do not matter. They are left as they are.
         steps: Optimizer steps of the run.
         resumed_at: Step after which the run is resumed: where a feature acts that acts on resume.
     """
-    features = list(features)
+    features = [copy.copy(feature) for feature in features]
     ramp, lengths = _find(features, BatchSizeWarmup), _find(features, SequenceLengthWarmup)
     clip = next((c for c in features if isinstance(c, GradClip) and c.action == "act"), None)
+    skip = _find(features, ScriptedSkip)
     modifiers = _Modifiers(schedule, features, resumed_at)
     mark = held = _START
     modifiers.reach(mark)
@@ -76,6 +85,8 @@ def trace(
         tokens = batch * length if lengths is None else lengths.tokens_in(batch, step)
         window = Mark(1, batch, tokens)
         mark = _each(add, mark, window)
+        if skip is not None and skip.holds(step):
+            held = _each(add, held, window)
         modifiers.reach(mark)
         own = schedule.lr(getattr(_each(sub, mark, held), schedule.unit))
         lr, decay = (modifiers.value(key, mark, value) for key, value in (("lr", own), ("weight_decay", weight_decay)))

@@ -7,12 +7,11 @@ already. Whole global batches leave the stream; neither step number nor consumed
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container, Iterable, Sequence
 
+from lit_stable.callbacks import step_ranges
 from lit_stable.callbacks.positions import Range, stream_position
-
-Steps = tuple[int, int]  # first and last optimizer step, both included, counted from 1
+from lit_stable.callbacks.step_ranges import Steps
 
 
 def parse_steps(requests: Iterable[str | int]) -> list[Steps]:
@@ -26,14 +25,10 @@ def parse_steps(requests: Iterable[str | int]) -> list[Steps]:
     steps: list[Steps] = []
     problems: list[str] = []
     for request in requests:
-        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", str(request))
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-        if 1 <= first <= last:
-            steps.append((first, last))
-        else:
-            problems.append(
-                f"data.skip_steps={request!r}: must be a step or FIRST-LAST with 1 <= FIRST <= LAST, as 13251-14000."
-            )
+        try:
+            steps.append(step_ranges.parse_steps(request))
+        except ValueError as error:
+            problems.append(f"data.skip_steps={request!r}: {error}")
     if problems:
         raise ValueError("\n".join(problems))
     return steps

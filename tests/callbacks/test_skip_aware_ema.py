@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import callbacks as lightning_callbacks
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer
 
-from lit_stable.callbacks import AccumulationWindows, GradSpikeSkip
+from lit_stable.callbacks import AccumulationWindows, GradSpikeSkip, ScriptedSkip
 
 if not hasattr(lightning_callbacks, "WeightAveraging"):
     pytest.skip("Lightning has WeightAveraging from 2.6 on", allow_module_level=True)
@@ -32,6 +32,16 @@ def fit(callback: Any, *others: Any, poison: dict[int, float] | None = None, ckp
     trainer = quiet_trainer(*own, *others, max_steps=6)
     trainer.fit(TinyModule(adamw(), poison=poison), TinyData(), ckpt_path=ckpt)
     return seen
+
+
+def test_the_average_stands_still_on_a_scripted_skip_too() -> None:
+    seen: dict[int, Any] = {}
+    ema = SkipAwareEMA(0.5)
+    note = Watch("on_train_batch_end", lambda t, *rest: seen.update({t.global_step: average(ema)}))
+    own = [ScriptedSkip([3]), AccumulationWindows(4, 2), ema, note]
+    quiet_trainer(*own, max_steps=4).fit(TinyModule(adamw()), TinyData())
+    assert_same_bits(seen[3], seen[2])
+    assert not torch.equal(seen[4]["module.net.0.weight"], seen[3]["module.net.0.weight"])
 
 
 def test_the_average_stands_still_on_a_skipped_step_and_lightnings_own_does_not() -> None:

@@ -72,6 +72,7 @@ def nested(key: str, value: Any, unit: str | None = None) -> dict[str, Any]:
         ("stability.lr_override.schedule", None, [[0, 0.0], [1800, 6e-5]], [[0, 0.0], [9, 6e-5]]),
         ("stability.optimizer_reset.start", "samples", 7_594_208, 593),
         ("stability.optimizer_reset.hold_steps", None, 100, 1),
+        ("stability.scripted_skip.steps", None, ["13251-14000"], ["67-70"]),
         ("stability.sequence_length_warmup.shape", None, "linear", None),
         ("stability.sequence_length_warmup.shape", None, "64 for 1000 steps then 2048", "2 for 5 steps then 64"),
         ("stability.sequence_length_warmup.multiple_of", None, 8, 1),

@@ -16,6 +16,7 @@ from lit_stable.callbacks import (
     LROverride,
     OptimizerReset,
     Progress,
+    ScriptedSkip,
     SequenceLengthWarmup,
 )
 from lit_stable.callbacks.learning_rate import EffectiveLR
@@ -98,6 +99,17 @@ def test_the_warm_up_of_bloomberggpt_is_half_done_after_900_iterations():
     assert [(row.samples, row.batch) for row in found[7199:]] == [(7200 * 1024, 1024), (7200 * 1024 + 2048, 2048)]
 
 
+def test_n14_the_rate_lags_the_samples_where_skipped_steps_hold_it():
+    """In tr8b-104B's log the rate reaches its peak at 6503, 0.7k samples late: 44 steps of 16 samples were skipped."""
+    skip = ScriptedSkip(["1-44"], schedule_on_skip="hold")
+    held, advanced = (rows(6503, ramp(RAMP_OF_104B), *features) for features in ([skip], []))
+    assert [row.samples for row in held] == [row.samples for row in advanced]
+    assert [row.lr for row in held[:44]] == [0.0] * 44
+    assert held[6501].lr < PEAK <= held[6502].lr * (1 + 1e-6)
+    first = next(row.iteration for row in advanced if row.lr >= PEAK * (1 - 1e-6))
+    assert (first, advanced[6501].samples - 216_256) == (6494, 704)
+
+
 # -- one column after the other --------------------------------------------------------------------------------------
 
 CONSTANT = LRSchedule(peak=1.0, shape="constant")
@@ -177,6 +189,7 @@ def test_a_real_run_of_60_steps_uses_and_logs_the_values_of_its_trace(tmp_path):
         "sequence_length_warmup": {"min_length": 8, "total_steps": 40, "allow_both": True},
         "lr_override": {"start": 150, "unit": "samples", "factor": 0.5, "weight_decay": 0.01},
         "optimizer_reset": {"start": 30, "hold_steps": 4},
+        "scripted_skip": {"steps": ["5-7", 50], "schedule_on_skip": "hold"},
         "grad_clip": {"max_norm": 0.25, "schedule": [{"from": 2000, "max_norm": 0.125}], "unit": "tokens"},
         "extra": {"readings": {"class_path": f"{__name__}.Readings"}},
     }

@@ -83,6 +83,7 @@ ENTRIES = {
     "SafeCheckpoints": Entry(),
     "SampleText": Entry({"prompt_ids": [[1, 2], [3]], "new_tokens": 4}),
     "Scalars": Entry(),
+    "ScriptedSkip": Entry({"steps": [2]}, idle={"steps": [1_000_000]}),
     "SequenceLengthWarmup": Entry(
         {"shape": "2 for 2 steps", "max_length": 4}, idle={"shape": "4 for 1 steps", "max_length": 4}
     ),

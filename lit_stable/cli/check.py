@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,9 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state_table
 from lit_stable.cli.check_batches import batches
 from lit_stable.cli.check_data import reading
+from lit_stable.cli.milestones import milestones
+from lit_stable.cli.published import NOTHING_PUBLISHED, Published
+from lit_stable.cli.trace import Row
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.model.formulas import parameter_breakdown, parameter_count
@@ -36,6 +39,8 @@ def check(
     features: Mapping[str, Callback],
     devices: int,
     mesh: MeshOptions = ONE_COPY,
+    published: Published = NOTHING_PUBLISHED,
+    rows: Sequence[Row] = (),
 ) -> str:
     """A page about the resolved recipe on ``devices`` devices.
 
@@ -46,6 +51,8 @@ def check(
         features: The active features by name.
         devices: How many devices to plan for.
         mesh: How they are laid out.
+        published: What is published of the model.
+        rows: The trace of the run; none where it has no end.
 
     Raises:
         MisconfigurationException: with every problem that only shows when parts meet.
@@ -59,13 +66,14 @@ def check(
         gpt = GPT(module.config)
     plans = _plans(gpt, features)
     sections = [
-        _model(module, gpt),
+        "\n".join(filter(None, [_model(module, gpt), published.line(module.config)])),
         _groups(module, gpt),
         batches(module, data, features, ranks, trainer["max_steps"]),
         reading(data, features, trainer["max_steps"]),
         *_states(plans),
         _memory(module, data, devices, mesh, trainer, plans),
         _schedule(module),
+        *([milestones(rows)] if rows else []),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
     ]
     return "\n\n".join(sections)

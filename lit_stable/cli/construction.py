@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.cli.features import FEATURES
 from lit_stable.cli.patterns import optimizer_options, refuse_idle_patterns
+from lit_stable.cli.published import Published
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.repeats import MaskRepeats
@@ -38,7 +39,7 @@ from lit_stable.training_loss import TrainingLoss
 def construction_problems(config: Namespace) -> list[str]:
     """Build each part of a parsed recipe by itself; what each says against its values."""
     problems = _strategy_problems(config["trainer"]["strategy"]) + _trainer_problems(config["trainer"])
-    problems += _layout_problems(config)
+    problems += _layout_problems(config) + _published_problems(config)
     for group, build in _builders(config):
         try:
             build()
@@ -91,6 +92,15 @@ def _layout_problems(config: Namespace) -> list[str]:
     return problems or tensor_parallel_problems(gpt, mesh.tensor_parallel)
 
 
+def _published_problems(config: Namespace) -> list[str]:
+    """What is not as published of the model."""
+    try:
+        published, gpt = Published(**config["published"].as_dict()), GPTConfig(**config["model"]["gpt"].as_dict())
+    except ValueError:  # each is judged by itself
+        return []
+    return published.problems(gpt)
+
+
 def _strategy_problems(strategy: Any) -> list[str]:
     known = ["auto", *StrategyRegistry.available_strategies()]
     if not isinstance(strategy, str) or strategy in known:
@@ -112,6 +122,7 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "", lambda: refuse_idle_patterns(model["gpt"].as_dict(), model["optimizer"].as_dict())
     parts = {key: None if data[key] is None else part(**data[key]) for key, part in _DATA_PARTS.items()}
     yield "", lambda: TokenDataModule(**{**data, **parts, "sources": sources})
+    yield "", lambda: Published(**config["published"].as_dict())
     yield "", lambda: MeshOptions(**config["mesh"].as_dict())
     yield "", lambda: LossScale(**config["loss_scale"].as_dict())
     yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,9 +36,10 @@ from lit_stable.cli.features import active_features, add_feature_arguments, adop
 from lit_stable.cli.inspect_checkpoint import run_inspect
 from lit_stable.cli.places import located
 from lit_stable.cli.prepare import run_prepare
+from lit_stable.cli.published import Published
 from lit_stable.cli.recipe import expand_arguments
 from lit_stable.cli.runs import run_runs
-from lit_stable.cli.trace import trace, write_trace
+from lit_stable.cli.trace import Row, trace, write_trace
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.module import GPTModule
 from lit_stable.run.checkpoints import Checkpoints
@@ -56,6 +57,7 @@ from lit_stable.strategies.selection import select
 
 FAILED, USAGE_ERROR = 1, 2
 _SIGNALLED = 128
+_AT_A_GLANCE = 1_000_000  # steps of a run whose trace takes seconds
 
 #: Subcommands that read no recipe; what they return is the exit code, None as 0.
 _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
@@ -108,6 +110,7 @@ class LitStableCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_class_arguments(RunOptions, "run")
         parser.add_class_arguments(Checkpoints, "checkpoints", instantiate=True)
+        parser.add_class_arguments(Published, "published", instantiate=True)
         parser.add_class_arguments(MeshOptions, "mesh", instantiate=True)
         parser.add_class_arguments(LossScale, "loss_scale", instantiate=True)
         parser.add_argument("--validate_every", type=int, default=500, help="Optimizer steps between validations.")
@@ -240,13 +243,11 @@ class LitStableCLI(LightningCLI):
         if self.command.name == "check":
             devices = self._get(self.config, "devices")
             try:
-                page = check(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh)
+                page = self._page(devices)
             except MisconfigurationException as error:
                 self._refuse(str(error).splitlines())
                 raise
             print("\n".join([*self.command.notes, page]))
-            if (path := self._get(self.config, "trace")) is not None:
-                self._write_trace(path)
             return
         try:
             super()._run_subcommand(subcommand)
@@ -260,19 +261,36 @@ class LitStableCLI(LightningCLI):
             steps = Progress.of(self.trainer).steps
             say(f"nothing to do: {self._checkpoint} is at step {steps}; set --trainer.max_steps above it to go on.")
 
-    def _write_trace(self, path: Path) -> None:
-        steps, data = self.trainer_options["max_steps"], self.datamodule
-        if steps < 1:
+    def _page(self, devices: int) -> str:
+        """What `check` prints; with `--trace` the file is written too."""
+        path, steps = self._get(self.config, "trace"), self.trainer_options["max_steps"]
+        rows = list(self._rows()) if path is not None or steps <= _AT_A_GLANCE else []
+        published = self._get(self.config_init, "published")
+        page = check(
+            *(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh, published, rows)
+        )
+        if path is None:
+            return page
+        if not rows:
             raise UserError(f"trainer.max_steps={steps}: a trace needs the end of the run; set it.")
-        batch, length, options = data.global_batch, data.sequence_length, self.model.optimizer_options
-        resumed_at = (checkpoint_step(self._checkpoint) or 0) if self._checkpoint else 0
-        features = self.features.values()
-        rows = trace(self.model.schedule, options.weight_decay, batch, length, features, steps, resumed_at)
         try:
             write_trace(path, rows)
         except OSError as error:
             raise UserError(f"trace={path}: cannot be written: {error.strerror}.") from error
-        print(f"\ntrace: {steps:,} iterations in {path}")
+        return f"{page}\n\ntrace: {steps:,} iterations in {path}"
+
+    def _rows(self) -> Iterator[Row]:
+        data, module = self.datamodule, self.model
+        resumed_at = (checkpoint_step(self._checkpoint) or 0) if self._checkpoint else 0
+        return trace(
+            module.schedule,
+            module.optimizer_options.weight_decay,
+            data.global_batch,
+            data.sequence_length,
+            self.features.values(),
+            self.trainer_options["max_steps"],
+            resumed_at,
+        )
 
     @property
     def exit_code(self) -> int:

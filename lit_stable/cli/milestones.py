@@ -1,0 +1,44 @@
+"""Where something changes in a run: the few rows of its trace that are worth reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lit_stable.cli.trace import Row
+from lit_stable.optim.schedule import format_lr
+
+_JUMP = 0.01  # of the rate in one iteration; a decay over 1000 iterations moves less
+_MANY = 24
+
+
+def milestones(rows: Sequence[Row]) -> str:
+    """A table: iteration, samples, tokens, and what is so from the next iteration on."""
+    found = sorted(_milestones(rows))
+    shown = found if len(found) <= _MANY else [*found[: _MANY - 1], found[-1]]
+    lines = [f"  {rows[n].iteration:>11,}  {rows[n].samples:>15,}  {rows[n].tokens:>19,}  {what}" for n, what in shown]
+    more = [f"  ({len(found) - len(shown)} more; --trace FILE has every iteration)"] if len(found) > len(shown) else []
+    return "\n".join([f"milestones:\n  {'iteration':>11}  {'samples':>15}  {'tokens':>19}", *lines, *more])
+
+
+def _milestones(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
+    """(index of a row, what happens there)."""
+    rates = [row.lr for row in rows]
+    peak, last = rates.index(max(rates)), len(rows) - 1
+    yield peak, f"the learning rate is at its highest, {format_lr(rates[peak])}"
+    for name, what in (("batch", "batches have"), ("length", "sequences have")):
+        values = [getattr(row, name) for row in rows]
+        if values[0] != values[-1]:
+            first = next(n for n in range(last, 0, -1) if values[n - 1] != values[-1])
+            yield first - 1, f"{what} their last size, {values[-1]}"
+    for n in range(1, len(rows)):
+        for name, what in (("clip", "clipping norm"), ("weight_decay", "weight decay")):
+            before, after = getattr(rows[n - 1], name), getattr(rows[n], name)
+            if before != after:
+                yield n, f"{what} {before} -> {after}"
+        if n > peak and abs(rates[n] - rates[n - 1]) > _JUMP * max(rates[n], rates[n - 1]):
+            yield n, f"learning rate {format_lr(rates[n - 1])} -> {format_lr(rates[n])}"
+    if rates[-1] < rates[peak]:
+        floor = next(n for n in range(last, -1, -1) if n == 0 or rates[n - 1] != rates[-1])
+        if floor < last:
+            yield floor, f"the learning rate is at its last value, {format_lr(rates[-1])}"
+    yield last, f"end, learning rate {format_lr(rates[-1])}"

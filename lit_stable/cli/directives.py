@@ -16,7 +16,10 @@ from lit_stable.cli.scale import TARGETS, factors, scaled
 from lit_stable.cli.stand_in import stood_in
 
 #: Dictionaries whose keys the user chooses: one value, replaced whole, as the parser does it.
-_WHOLE = ("data.sources", "data.validation", "stability.extra")
+_WHOLE = (
+    *("data.sources", "data.validation", "data.order.reshuffle", "data.weight_schedule.marks"),
+    "stability.extra",
+)
 
 
 @dataclass(frozen=True)

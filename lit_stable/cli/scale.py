@@ -25,7 +25,9 @@ from typing import Any
 from lit_stable.callbacks.stages import parse_count
 from lit_stable.cli.scaled_forms import (
     scale_fraction,
+    scale_keys,
     scale_marks,
+    scale_named_marks,
     scale_points,
     scale_ramp,
     scale_ranges,
@@ -80,7 +82,8 @@ def _count(value: Any, factors: Factors, unit: str) -> int:
     return factors.scale(value, unit)
 
 
-#: key -> (how it is written, its unit); "unit" stands for what the key ``unit`` beside it says.
+#: key -> (how it is written, its unit); "unit" stands for what the key ``unit`` beside it says, by default the word
+#: behind the colon, else steps.
 QUANTITIES: dict[str, tuple[Form, str]] = {
     "trainer.max_steps": (_count, "steps"),
     "validate_every": (_count, "steps"),
@@ -89,7 +92,10 @@ QUANTITIES: dict[str, tuple[Form, str]] = {
     "data.global_batch": (_count, "batch"),
     "data.sequence_length": (_count, "length"),
     "data.skip_steps": (scale_ranges, "steps"),
+    "data.order.reshuffle": (scale_named_marks, "steps"),
+    "data.weight_schedule.marks": (scale_keys, "unit:samples"),
     "model.gpt.max_length": (_count, "length"),
+    "model.gpt.embed_grad_shrink": (scale_points, "steps"),
     "model.schedule.warmup": (_count, "unit"),
     "model.schedule.horizon": (_count, "unit"),
     "model.schedule.cooldown": (scale_fraction, "unit"),
@@ -159,8 +165,10 @@ def scaled(recipe: Mapping[str, Any], divisors: Factors) -> tuple[dict[str, Any]
         if not isinstance(options, dict) or options.get(name) is None:
             continue
         value = options[name]
+        unit, _, default = unit.partition(":")
+        counted = options.get("unit", default or "steps") if unit == "unit" else unit
         try:
-            smaller = form(deepcopy(value), divisors, options.get("unit", "steps") if unit == "unit" else unit)
+            smaller = form(deepcopy(value), divisors, counted)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
         if smaller != value:

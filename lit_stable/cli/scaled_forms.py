@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from lit_stable.callbacks.stages import StageLength, parse_count, parse_stages
+from lit_stable.data.reshuffle import parse_marks
 from lit_stable.data.skip import parse_steps
 
 if TYPE_CHECKING:
@@ -44,8 +45,22 @@ def scale_marks(stages: list[dict[str, Any]], factors: Factors, unit: str) -> li
     return stages
 
 
-def scale_points(points: list[list[float]], factors: Factors, unit: str) -> list[list[float]]:
-    """[progress, rate] points."""
+def scale_named_marks(marks: dict[str, Any], factors: Factors, unit: str) -> dict[str, Any]:
+    """Marks that name their unit, as keys: ``{115500 steps: 7}``."""
+    return {f"{factors.scale(count, unit)} {unit}": value for (count, unit), value in parse_marks(marks).items()}
+
+
+def scale_keys(marks: dict[str, Any], factors: Factors, unit: str) -> dict[str, Any]:
+    """Marks as keys, in rising order."""
+    return dict(
+        zip(map(str, rising([parse_count(mark) for mark in marks], factors, unit)), marks.values(), strict=True)
+    )
+
+
+def scale_points(points: Any, factors: Factors, unit: str) -> Any:
+    """[progress, value] points; one value for the whole run stays."""
+    if not isinstance(points, list):
+        return points
     marks = rising([int(point[0]) for point in points], factors, unit)
     return [[mark, point[1]] for mark, point in zip(marks, points, strict=True)]
 

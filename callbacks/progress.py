@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
@@ -54,6 +55,8 @@ class Progress(StabilityCallback):
         tokens: Tokens consumed by committed steps.
         dropped: Sorted ``[start, stop)`` ranges of the sample stream that are never read.
         requests: Requests to drop that were already turned into ranges; a resume must not turn them twice.
+        reshuffles: (stream position, key) of each new order of what was still to be read, oldest first.
+        restored: By name, what is called when the counters were restored: the training loader is not made yet.
         start: The counters when the open window began: what the learning rate of this step is a function of.
         held: Of the counters, the windows over which the schedule was held: steps that were skipped, if so chosen.
         rows_per_sample: Rows of a batch that make up one sample of the stream; above 1 where samples were cut up.
@@ -86,6 +89,8 @@ class Progress(StabilityCallback):
         self.tokens = 0
         self.dropped: list[Range] = []
         self.requests: list[str] = []
+        self.reshuffles: list[tuple[int, int]] = []
+        self.restored: dict[str, Callable[[], None]] = {}
         self._skipped: int | Tensor = 0
         self.start = Mark(0, 0, 0)
         self._before_evaluation: dict[str, Any] | None = None
@@ -252,6 +257,7 @@ class Progress(StabilityCallback):
         self.steps = int(checkpoint["global_step"])
         self._uncounted = UncountedRun(self.steps, *self._given, checkpoint)
         self._was_asked = False
+        self._tell_restored()
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -261,6 +267,7 @@ class Progress(StabilityCallback):
             "tokens": self.tokens if self._uncounted is None else self._uncounted.tokens,
             "dropped": [list(r) for r in self.dropped],
             "requests": list(self.requests),
+            "reshuffles": [list(r) for r in self.reshuffles],
             "held": list(self.held),
         }
 
@@ -274,9 +281,15 @@ class Progress(StabilityCallback):
             self._uncounted = UncountedRun(self.steps, self._samples, None)
         self.dropped = merge_ranges(state_dict["dropped"])
         self.requests = [str(r) for r in state_dict["requests"]]
+        self.reshuffles = [(int(p), int(k)) for p, k in state_dict.get("reshuffles", [])]
         self.held = Mark(*(int(n) for n in state_dict.get("held", (0, 0, 0))))
         self._open_window()
+        self._tell_restored()
         self._was_asked = False
+
+    def _tell_restored(self) -> None:
+        for _, function in sorted(self.restored.items()):
+            function()
 
 
 def refuse_state_of_another_run(trainer: Trainer) -> None:

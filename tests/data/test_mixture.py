@@ -159,3 +159,14 @@ def test_stored_order_keeps_each_source_in_its_own():
     for source, size in ((0, 300), (1, 90)):
         own = windows[sources == source]
         assert own.tolist() == (np.arange(len(own)) % size).tolist()
+
+
+def test_reshuffles_add_up_and_each_leaves_alone_what_was_read_before_it():
+    first, second = Reshuffle(200, 9), Reshuffle(260, 10)
+    one, two = (
+        np.stack(Mixture(["a", "b"], [2, 1], [300, 90], 5, reshuffles=r).locate(np.arange(390)))
+        for r in ([first], [first, second])
+    )
+    assert np.array_equal(one[:, :260], two[:, :260])
+    assert not np.array_equal(one, two)
+    assert len(np.unique(two, axis=1).T) == 390, "nothing comes twice"

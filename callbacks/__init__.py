@@ -9,6 +9,7 @@ from .detectors import Detectors
 from .disk_space import DiskSpace
 from .eight_bit_adam import EightBitAdam
 from .events import Event, Events, emit
+from .fit_with_recovery import fit_with_recovery
 from .forward_replay import ForwardReplay
 from .garbage_collection import GarbageCollection
 from .graceful_stop import GracefulStop
@@ -25,7 +26,9 @@ from .optimizer_monitor import OptimizerMonitor
 from .optimizer_reset import OptimizerReset
 from .output_monitor import OutputMonitor
 from .progress import Progress
+from .recovery import Recovery
 from .recovery_time import RecoveryTime
+from .resuming_batches import ResumingBatches
 from .safe_checkpoints import SafeCheckpoints
 from .sample_text import SampleText
 from .scalars import Scalars
@@ -69,7 +72,9 @@ __all__ = [
     "OptimizerReset",
     "OutputMonitor",
     "Progress",
+    "Recovery",
     "RecoveryTime",
+    "ResumingBatches",
     "SafeCheckpoints",
     "SampleText",
     "Scalars",
@@ -85,5 +90,6 @@ __all__ = [
     "ValidateEverySteps",
     "WeightMonitor",
     "emit",
+    "fit_with_recovery",
     "global_grad_norm",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -62,6 +62,9 @@ class Detectors(StabilityCallback):
         loss_scale: A loss scale that collapses.
         surge: A logged quantity of the inside that grows steadily.
 
+    Attributes:
+        listeners: By name, what is called with every step's number and scalars, on every rank, after the detectors.
+
     Raises:
         MisconfigurationException: when every detector is off, or optimization is manual.
 
@@ -91,6 +94,7 @@ class Detectors(StabilityCallback):
         ]
         if not self._detectors:
             raise MisconfigurationException("`Detectors`: all detectors are null; leave the callback away.")
+        self.listeners: dict[str, Callable[[int, Mapping[str, float]], None]] = {}
         self._loss = WindowLoss()
         self._trainer: Trainer | None = None  # while training: a save, which hands none over, flushes
         self._every_step = EventRing()  # rows of loss and gradient norm
@@ -182,6 +186,8 @@ class Detectors(StabilityCallback):
             for event in detector.observe(step, values):
                 self._count += 1
                 emit(trainer, replace(event, samples=None if window is None else list(range(*window))))
+        for _, listener in sorted(self.listeners.items()):
+            listener(step, values)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":

@@ -20,7 +20,7 @@ class DropoutRate:
         self.p = p
         self._own: list[tuple[nn.Module, float]] = []
 
-    def find(self, model: nn.Module) -> None:
+    def find(self, model: nn.Module, who: str = "LROverride") -> None:
         """Remember every dropout module and its rate.
 
         Raises:
@@ -30,7 +30,7 @@ class DropoutRate:
         self._own = [(module, float(module.p)) for module in model.modules() if isinstance(module, _TYPES)]
         if not self._own:
             raise MisconfigurationException(
-                f"`LROverride(dropout={self.p})`: {type(model).__name__} holds no dropout module; build it with"
+                f"`{who}(dropout={self.p})`: {type(model).__name__} holds no dropout module; build it with"
                 " nn.Dropout, at rate 0 if need be."
             )
 

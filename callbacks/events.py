@@ -68,6 +68,7 @@ class Events(StabilityCallback):
         folder: Where the file lies; unless it was set before, the trainer's ``log_dir`` from the start of training on,
             and its ``default_root_dir`` before.
         listeners: By name, what is called with every event on every rank that emits it, in the order of names.
+        answered: Kinds of event that somebody acts upon; who would end the run over one of these does not.
 
     Example::
 
@@ -80,6 +81,7 @@ class Events(StabilityCallback):
     def __init__(self) -> None:
         self.folder: Path | None = None
         self.listeners: dict[str, Listener] = {}
+        self.answered: set[str] = set()
         self._lock = threading.Lock()
         self._failed = False
 

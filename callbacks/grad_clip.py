@@ -58,6 +58,9 @@ class GradClip(StabilityCallback):
     infinite while statistics warm up without a cap), ``stability/grad_norm`` (global, L2, by ``GradNorm``, before
     clipping).
 
+    Attributes:
+        ceiling: Largest norm that a rewind of :class:`~.recovery.Recovery` asks for, whatever else holds; or ``None``.
+
     Args:
         max_norm: Largest norm, > 0. BloombergGPT v2: 0.3; OPT and BLOOM: 1.0. ``None``: 1.0, or no cap where
             ``adaptive``, ``ada_gc`` or a ``schedule`` from 0 stands. (Over a recipe that sets a number, say ``null``.)
@@ -111,6 +114,7 @@ class GradClip(StabilityCallback):
         self.stages = [] if schedule is None else check_stages(schedule, max_norm)
         self.unit = unit
         self.action = action
+        self.ceiling: float | None = None
         self.adaptive, self.ada_gc = adaptive, ada_gc
         self._kind = "z_clip" if adaptive is not None else "ada_gc"
         self._statistics: PartStatistics | None = None
@@ -182,6 +186,8 @@ class GradClip(StabilityCallback):
         """(parts,) largest values that the norms may keep, and levels above which they would be clipped."""
         cap = self.cap(Progress.of(trainer).start)
         limits = levels = torch.full_like(norms, math.inf)
+        if self.ceiling is not None:
+            cap = self.ceiling if cap is None else min(cap, self.ceiling)
         if self._statistics is not None:
             accepted = finite
             for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step
 from .device_step import clear_all, hook_steps, is_fused, skip_step, tell_of_sync
+from .events import Event, Events, emit
 from .grad_norm import GradNorm
 from .private_names import loss_scale
 from .progress import Mark, Progress
@@ -44,7 +45,8 @@ class GradSpikeSkip(StabilityCallback):
     **Never for ever.** ``z_score`` and ``ratio`` begin after ``warmup_steps`` accepted steps. After ``max_skips`` skips
     in a row the next spike is accepted as the new normal: the statistics are cleared and warm up again, so a shift of
     level costs ``max_skips`` steps. Or it ends the run, by ``TooManySkips`` raised at that step's end on all ranks; a
-    value that is not finite is never accepted and always ends it.
+    value that is not finite is never accepted and always ends it. An event ``too_many_skips`` comes first, and instead
+    where :class:`~.recovery.Recovery` answers it.
 
     **What the host learns comes late**: on a CUDA device exactly 4 steps after the step, on a CPU in the step itself,
     and always before a checkpoint, the end, or an error. The warning line, ``events``, the held schedule and the stop
@@ -152,6 +154,7 @@ class GradSpikeSkip(StabilityCallback):
             )
         GradNorm.of(trainer)
         Progress.of(trainer)
+        Events.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release(trainer)
@@ -194,7 +197,9 @@ class GradSpikeSkip(StabilityCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         step = Progress.of(trainer).steps
         if self._log.stops_at(step):
-            raise TooManySkips(step, self.max_skips)
+            emit(trainer, Event(step, "too_many_skips", {"max_skips": self.max_skips}))
+            if "too_many_skips" not in Events.of(trainer).answered:
+                raise TooManySkips(step, self.max_skips)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._log.flush()

@@ -51,6 +51,10 @@ class SafeCheckpoints(StabilityCallback):
 
     Paths with a scheme (``s3://...``) are left to Lightning as they are. Nothing is logged.
 
+    Attributes:
+        listeners: By name, what is called on every rank with the path of a checkpoint that is about to be written.
+        loaded: Path of the checkpoint that was loaded last.
+
     Raises:
         CheckpointError: when a checkpoint cannot be written, is damaged, foreign or of another model or optimizer, has
             a newer format, or its optimizer state was not restored. It is a ``MisconfigurationException``.
@@ -65,7 +69,8 @@ class SafeCheckpoints(StabilityCallback):
 
     def __init__(self) -> None:
         self._strategy: Any = None
-        self._path = Path()  # of the checkpoint that was loaded last
+        self.listeners: dict[str, Callable[[Path], None]] = {}
+        self.loaded = Path()
         self._saved_counts: list[int | None] | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -101,6 +106,8 @@ class SafeCheckpoints(StabilityCallback):
                 save(checkpoint, filepath, storage_options=storage_options)
                 return
             path = Path(trainer.strategy.broadcast(str(filepath)))
+            for _, listener in sorted(self.listeners.items()):
+                listener(path)
             partial = files.partial_path(path)
             if trainer.is_global_zero:
                 files.remove(partial)  # left over from a kill
@@ -144,7 +151,7 @@ class SafeCheckpoints(StabilityCallback):
     def _around_load(self, trainer: Trainer, load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         def load_checkpoint(checkpoint_path: Any, **options: Any) -> dict[str, Any]:
             path, fits = Path(checkpoint_path), trainer.state.fn == "fit"
-            self._path = path
+            self.loaded = path
             # Those that shard fill the model and the optimizers within the load; others leave it to Lightning.
             fills = not trainer.strategy.lightning_restore_optimizer
             if trainer.lightning_module is not None:
@@ -177,7 +184,7 @@ class SafeCheckpoints(StabilityCallback):
             try:
                 load(checkpoint, strict=strict)
             except RuntimeError:  # here and not earlier: the module's `on_load_checkpoint` may have mended the weights
-                refuse_other_model(self._path, shapes_of(checkpoint["state_dict"]), trainer.lightning_module, strict)
+                refuse_other_model(self.loaded, shapes_of(checkpoint["state_dict"]), trainer.lightning_module, strict)
                 raise
 
         return load_model_state_dict
@@ -193,7 +200,7 @@ class SafeCheckpoints(StabilityCallback):
         if saved is None:  # written without this callback
             return checkpoint
         found = [names_by_group(optimizer, trainer.lightning_module) for optimizer in trainer.optimizers]
-        return in_todays_order(self._path, checkpoint, saved, found)
+        return in_todays_order(self.loaded, checkpoint, saved, found)
 
     @staticmethod
     def _refuse_damaged(trainer: Trainer, path: Path) -> None:

@@ -1,0 +1,434 @@
+"""Step back and go on: a ladder of remedies for a run in trouble, each bounded, written down, and in force for good."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from .base import MisconfigurationException, StabilityCallback, was_logging_step
+from .batch_history import BatchHistory, planned_samples
+from .checkpoint_health import KEPT, health, largest_activation
+from .detectors import Detectors
+from .event_ring import LAG
+from .events import Event, Events
+from .positions import Range, merge_ranges
+from .private_names import loss_scale
+from .progress import Progress
+from .recovery_book import RecoveryBook
+from .recovery_exit import RecoveryStopped, Rewind
+from .recovery_ladder import Decision, Outcome, RecoveryLadder
+from .recovery_ledger import Entry
+from .recovery_overrides import RecoveryOverrides
+from .recovery_refusals import refuse_branch_left_behind, refuse_data_that_cannot_be_dropped, refuse_incomplete
+from .recovery_rungs import DEFAULT_RUNGS, DEFAULT_TRIGGERS, Rung, RungOptions, check
+from .recovery_standing import Standing, path_of, targets
+from .safe_checkpoints import KEY, SafeCheckpoints
+from .seeds import mix
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class Recovery(StabilityCallback):
+    """Answer trouble by a ladder of remedies, from waiting to an end of the run, as people did by hand over logbooks.
+
+    Trouble is an event of a kind in ``triggers`` (see :class:`~.detectors.Detectors`, which must be there), and begins
+    at the rung that stands there. It is over when the loss is back at its level; if it is not after the rung's
+    ``steps``, the next rung follows. Every rung has a budget and is passed over when it is spent; beyond the last one
+    the run stops. What each rung does, and all its options: :class:`~.recovery_rungs.Rung`.
+
+    - ``wait``: nothing; many spikes pass (BigScience 104B: within hundreds of steps, once two thousand).
+    - ``skip``: the next steps change nothing, so that a stretch of data passes by.
+    - ``lr``: the learning rate is cut, with a cooldown and a floor (OPT-175B).
+    - ``rewind``: back to the last *healthy* checkpoint, and past the data that were read around the trouble (PaLM,
+      arXiv:2204.02311, section 5.1), which leave the run for good. Or to a named step.
+    - ``stop``: raise ``RecoveryStopped`` on all ranks.
+
+    **Healthy** is judged when a checkpoint is written: no trouble under way, the last losses in their band, a loss
+    scale of at least 1, activations not rising (where ``ActivationMonitor`` measures them). A rewind goes to the newest
+    healthy one from before the trouble; when the same window fails again, to an older one than last time.
+
+    **A rewind is exact.** Weights, moments, counters, windows and statistics are those of the checkpoint, so that what
+    was learned in the branch that is left is forgotten, and the run comes to the very weights of one that was never
+    given the dropped data. Whole global batches are dropped, by their place in the sample stream. It needs
+    ``SafeCheckpoints``, and a loader that leaves out ``Progress.dropped``: ``TokenDataModule`` does,
+    :class:`~.resuming_batches.ResumingBatches` makes any map-style data set do so. A callback cannot begin a fit: use
+    :func:`~.fit_with_recovery.fit_with_recovery` (the command line does). Without it a rewind is passed over, and the
+    ladder goes as far as ``stop``.
+
+    **The ledger**, ``recovery.jsonl``: one line per thing done, with when, why, evidence, action and result, on disk
+    before it is done. It is the authority: after a kill at any moment the run goes on where it was, budgets and dropped
+    data included. A rewind whose line cannot be written (a full disk) is not made; the run stops. Each rewind opens a
+    branch; checkpoints of the one that is left are renamed ``NAME.branch-N``.
+
+    Decisions follow from reduced numbers, on CUDA 4 steps late, and fall on the same step on all ranks.
+
+    Logged at logging steps: ``stability/recovery_rung`` (where the run stands, from 1; 0: no trouble),
+    ``stability/recovery_lr_factor`` (what the learning rate is multiplied by) and ``stability/rewinds``.
+
+    Args:
+        rungs: Lowest first; by default wait, lr, rewind, stop.
+        triggers: Kind of event -> ``do`` of the rung where it begins, or the rung's place from 1. A rung that is not
+            there is passed over to the next.
+        keep: How many of the newest healthy checkpoints a retention that asks is told to keep, >= 1.
+        restart: Leave the process for a rewind (see ``recovery_exit``), for a launcher to start anew as with
+            ``torchrun --max-restarts``, in place of a new fit in the same process.
+        after_stop: What a resume does after the ladder has ended the run: ``refuse``, or ``go_on`` with new budgets.
+        folder: Of the ledger; ``None``: the run's folder, or the trainer's ``default_root_dir``.
+        action: ``act``, or ``log``: decisions are written down, and the run is bit-identical to one without.
+
+    Raises:
+        MisconfigurationException: when rungs or triggers are wrong (all at once), or what a rung needs is not there.
+        RecoveryStopped: when the ladder has come to its end.
+
+    Example::
+
+        >>> ladder = [{"do": "wait", "steps": 50}, {"do": "rewind", "factor": 0.8}, {"do": "stop"}]
+        >>> Trainer(callbacks=[Recovery(ladder), Detectors(), SafeCheckpoints()], logger=False)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 80  # after the detectors
+
+    def __init__(
+        self,
+        rungs: list[RungOptions] | None = None,
+        triggers: dict[str, str | int] | None = None,
+        keep: int = 3,
+        restart: bool = False,
+        after_stop: Literal["refuse", "go_on"] = "refuse",
+        folder: str | None = None,
+        action: Literal["act", "log"] = "act",
+    ) -> None:
+        self.rungs = check(DEFAULT_RUNGS if rungs is None else rungs, {} if triggers is None else triggers)
+        self.triggers = _standard_triggers(self.rungs) if triggers is None else dict(triggers)
+        if keep < 1:
+            raise MisconfigurationException(f"`Recovery(keep={keep})`: must be at least 1.")
+        self.keep, self.restart, self.after_stop, self.action = keep, restart, after_stop, action
+        self.folder = None if folder is None else Path(folder)
+        self.is_driven = False
+        self._book = RecoveryBook()
+        self._overrides = RecoveryOverrides()
+        self._ladder = RecoveryLadder(self.rungs, self.triggers, self._is_spent)
+        self._history = BatchHistory()
+        self._activations: list[float] = []
+        self._rows: list[tuple[int, float | None]] = []  # (step, loss) that were not judged yet
+        self._events: list[Event] = []  # likewise
+        self._trainer: Trainer | None = None
+        self._source: Path | None = None  # folder whose ledger was read
+        self._loaded_run: str | None = None
+        self._seen = 0  # lines when the checkpoint that was loaded was written
+        self._steps = 0
+        self._to_pass: Entry | None = None  # a rewind whose window is still ahead
+
+    @property
+    def acts(self) -> bool:
+        """False: decisions are written down and nothing is done."""
+        return self.action == "act"
+
+    @property
+    def standing(self) -> Standing:
+        """Where the run stands by its ledger."""
+        return self._book.now
+
+    def _rewinds(self) -> list[Rung]:
+        return [rung for rung in self.rungs if rung.do == "rewind"]
+
+    # -- begin -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        refuse_incomplete(trainer, pl_module, self.rungs)
+        self._trainer, self._loaded_run, self._seen, self._source = trainer, None, 0, None
+        self._rows, self._events = [], []
+        Progress.of(trainer).restored["recovery"] = self._drop
+        Events.of(trainer).listeners["recovery"] = self._hear
+        if self.acts:
+            Events.of(trainer).answered |= self.triggers.keys()
+            self._overrides.install(trainer)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Detectors):
+                callback.listeners["recovery"] = self._see
+            elif isinstance(callback, SafeCheckpoints):
+                callback.listeners["recovery"] = self._note_checkpoint
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != "fit":
+            return
+        saved = checkpoint.get(KEY, {}).get("recovery", {})
+        self._loaded_run, self._seen = saved.get("run", ""), int(saved.get("seen", 0))
+        if not self._loaded_run:
+            return
+        self._source = self._book.find(trainer, self._loaded_run, self._places(trainer))
+        refuse_branch_left_behind(self.standing, int(checkpoint["global_step"]), self._seen)
+
+    def _places(self, trainer: Trainer) -> list[Path]:
+        """Folders that may hold the ledger of the checkpoint that is loaded."""
+        loaded = [c.loaded for c in trainer.callbacks if isinstance(c, SafeCheckpoints)]  # type: ignore[attr-defined]
+        beside = [place for path in loaded for place in (path.parent, path.parent.parent)]
+        return [self._folder(trainer), *beside]
+
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir) if self.folder is None else self.folder
+
+    def _drop(self) -> None:
+        """Put what rewinds have dropped into counters that were restored from an older checkpoint."""
+        assert self._trainer is not None
+        progress, now = Progress.of(self._trainer), self.standing
+        progress.dropped = merge_ranges([*progress.dropped, *now.dropped])
+        progress.reshuffles = [*progress.reshuffles, *(r for r in now.reshuffles if r not in progress.reshuffles)]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        progress = Progress.of(trainer)
+        self._steps = progress.steps
+        self._rows = [row for row in self._rows if row[0] <= self._steps]
+        if self._loaded_run or (self._loaded_run is None and progress.steps):
+            self._book.move_to(self._folder(trainer), self._source)
+        else:
+            self._book.folder = self._folder(trainer)
+            self._book.run = trainer.strategy.broadcast(self._book.begin())
+            self._book.add(trainer, self._steps, "start")
+        if not self.acts:
+            return
+        refuse_data_that_cannot_be_dropped(trainer, self.rungs)
+        self._go_on_after_stop(trainer)
+        now = self.standing
+        self._overrides.begin(trainer, pl_module, now, self._seen)
+        if now.pending is not None:
+            self._book.set_aside(trainer)
+            self._book.add(trainer, self._steps, "begun", done={"branch": now.branch})
+            self._overrides.standing = self.standing
+        self._to_pass = now.rewinds[-1] if now.rewinds else None
+
+    def _go_on_after_stop(self, trainer: Trainer) -> None:
+        stopped = self.standing.stopped
+        if stopped is None:
+            return
+        if self.after_stop == "refuse":
+            raise RecoveryStopped(
+                f"{self._book.path}: the ladder has ended this run ({stopped.sentence()}); look into it, and to go on"
+                " all the same give Recovery(after_stop='go_on') (--stability.recovery.after_stop go_on)."
+            )
+        self._book.add(trainer, self._steps, "go_on")
+
+    # -- what is seen ------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        if event.rank is None and event.kind in self.triggers:
+            self._events.append(event)
+
+    def _see(self, step: int, values: Mapping[str, float]) -> None:
+        if "loss" in values:
+            self._rows.append((step, values["loss"]))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.acts:
+            self._overrides.before_batch(trainer)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if self.acts:
+            self._overrides.before_step(trainer, optimizer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        progress = Progress.of(trainer)
+        if progress.steps == self._steps:  # within a window
+            return
+        self._steps = progress.steps
+        self._history.note(progress.steps, progress.start.samples, progress.samples - progress.start.samples)
+        if was_logging_step(trainer):
+            self._log(trainer, pl_module)
+        self._pass_window(trainer)
+        # A row that a save has brought to the host early is judged on the step on which it would have come.
+        lag = LAG if trainer.strategy.root_device.type == "cuda" else 0
+        while self._rows and self._rows[0][0] + lag <= progress.steps:
+            step, loss = self._rows.pop(0)
+            heard = [event for event in self._events if event.step <= step]
+            self._events = [event for event in self._events if event.step > step]
+            self._answer(trainer, self._ladder.observe(step, loss, heard))
+
+    def _pass_window(self, trainer: Trainer) -> None:
+        rewind = self._to_pass
+        if rewind is not None and self._steps > rewind.step + rewind.done["after"] and self._ladder.episode is None:
+            done = {"of": rewind.done["rung"], "result": "past the window", "rewind": rewind.number}
+            self._book.add(trainer, self._steps, "result", done=done)
+            self._to_pass = None
+
+    def _log(self, trainer: Trainer, module: LightningModule) -> None:
+        if (largest := largest_activation(trainer.callback_metrics)) is not None:
+            self._activations = [*self._activations, largest][-KEPT:]
+        episode = self._ladder.episode
+        module.log("stability/recovery_rung", float(0 if episode is None else episode.rung + 1))
+        module.log("stability/recovery_lr_factor", self._overrides.lr_factor)
+        module.log("stability/rewinds", float(len(self.standing.rewinds)))
+
+    def _note_checkpoint(self, path: Path) -> None:
+        """Judge what is about to be saved; every rank is here."""
+        trainer = self._trainer
+        if trainer is None or not self._book.run:
+            return
+        scale = loss_scale(trainer)
+        judged = health(
+            self._ladder.band.is_well(),
+            self._ladder.episode is not None,
+            None if scale is None else float(scale),
+            self._activations,
+        )
+        self._book.note_checkpoint(trainer, Progress.of(trainer).steps, path, judged)
+
+    def checkpoints_to_keep(self) -> set[Path]:
+        """The newest healthy ones, for whoever deletes old checkpoints."""
+        if not self._rewinds():
+            return set()
+        healthy = [saved for saved in self.standing.saved if saved.healthy]
+        existing = [path for path in (path_of(self._book.folder, s.path) for s in healthy) if path.exists()]
+        named = {path_of(self._book.folder, s.path) for s in self.standing.saved if s.step in self._named()}
+        return {*existing[-self.keep :], *named}
+
+    def _named(self) -> set[int | None]:
+        return {rung.to for rung in self._rewinds()}
+
+    # -- what is done ------------------------------------------------------------------------------------------------
+
+    def _answer(self, trainer: Trainer, found: Decision | Outcome | None) -> None:
+        if isinstance(found, Outcome):
+            self._book.add(
+                trainer,
+                self._steps,
+                "result",
+                evidence=found.evidence,
+                done={"of": found.rung + 1, "result": "recovered"},
+            )
+        while isinstance(found, Decision):
+            why_not = self._take(trainer, found)
+            if why_not is None:
+                return
+            found = self._ladder.refuse(replace(found, evidence={**found.evidence, **why_not}))
+
+    def _is_spent(self, index: int) -> bool:
+        rung = self.rungs[index]
+        at_floor = rung.do == "lr" and self._overrides.lr_factor <= rung.floor
+        return at_floor or self._book.times_taken(index + 1, self._steps) >= rung.limit
+
+    def _take(self, trainer: Trainer, decision: Decision) -> dict[str, Any] | None:
+        """Do what the rung says; or why it could not be done."""
+        rung = self.rungs[decision.rung] if decision.rung < len(self.rungs) else Rung("stop")
+        done: dict[str, Any] = {"rung": decision.rung + 1, "acted": self.acts}
+        if rung.do == "rewind":
+            return self._rewind(trainer, decision, rung, done)
+        if rung.do == "skip":
+            done |= {"until": self._steps + rung.skip_steps}
+        elif rung.do == "lr":
+            done |= {"factor": max(rung.floor / self._overrides.lr_factor, rung.factor)}
+        if criterion := self._ladder.criterion(decision.rung):
+            done |= {"criterion": criterion}
+        self._book.add(trainer, self._steps, rung.do, why=decision.why, evidence=decision.evidence, done=done)
+        if rung.do == "stop":
+            self._stop()
+        elif self.acts:
+            self._overrides.cuts *= done.get("factor", 1.0)
+            self._overrides.skip_until = max(self._overrides.skip_until, done.get("until", 0))
+        return None
+
+    def _stop(self) -> None:
+        entry = self._book.entries[-1]
+        self._ladder.end()
+        if self.acts:
+            raise RecoveryStopped(f"{entry.sentence()}; the ledger is {self._book.path}.")
+
+    def _rewind(self, trainer: Trainer, decision: Decision, rung: Rung, done: dict[str, Any]) -> dict[str, Any] | None:
+        if self.acts and not (self.is_driven or self.restart):
+            return {"no_rewind": "this fit was not begun by fit_with_recovery"}
+        now = self.standing
+        target = self._book.usable(trainer, targets(now, decision.first_bad, rung.before, rung.to))
+        if target is None:
+            wanted = f"healthy checkpoint from before step {decision.first_bad}"
+            return {"no_rewind": f"there is no {wanted if rung.to is None else f'checkpoint of step {rung.to}'}"}
+        done |= {"to": target.step, "path": target.path, "after": rung.after if rung.drop else 0}
+        done |= {name: getattr(rung, name) for name in _IN_FORCE if getattr(rung, name) != getattr(_NOTHING, name)}
+        if rung.drop:
+            window = self._window(trainer, max(target.step + 1, decision.first_bad - rung.before), rung.after)
+            done |= {"dropped": [list(window)]}
+        if rung.reshuffle:
+            done |= {"reshuffled": [self._new_order(trainer, done.get("dropped", []))]}
+        on_disk = self._book.add(
+            trainer, self._steps, "rewind", why=decision.why, evidence=decision.evidence, done=done
+        )
+        if not self.acts:
+            return None
+        if not on_disk:
+            self._book.forget_last()
+            return {"no_rewind": f"{self._book.path} cannot be written"}
+        self._book.set_aside(trainer)
+        raise Rewind(self._steps, target.step, path_of(self._book.folder, target.path))
+
+    def _window(self, trainer: Trainer, first: int, after: int) -> Range:
+        planned = planned_samples(trainer.callbacks)  # type: ignore[attr-defined]
+        dropped = Progress.of(trainer).dropped
+        return self._history.window(first, self._steps + after, self._steps, dropped, planned)
+
+    def _new_order(self, trainer: Trainer, dropped: list[list[int]]) -> tuple[int, int]:
+        """Where another order begins, behind all that is dropped, so that none of it comes back; and its key."""
+        progress = Progress.of(trainer)
+        ends = [stop for _, stop in [*progress.dropped, *dropped]]
+        behind = [position for position, _ in progress.reshuffles]
+        return max([progress.position, *ends, *behind]), mix(len(self._book.entries), self._steps)
+
+    # -- end, state --------------------------------------------------------------------------------------------------
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit" or self._trainer is None:
+            return
+        self._trainer = None
+        Progress.of(trainer).restored.pop("recovery", None)
+        Events.of(trainer).listeners.pop("recovery", None)
+        if self.acts:
+            Events.of(trainer).answered -= self.triggers.keys()
+            self._overrides.end(trainer)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, (Detectors, SafeCheckpoints)):
+                callback.listeners.pop("recovery", None)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Not in `state_dict`: it names a run and is no part of what the run computes.
+        own = {"run": self._book.run, "seen": len(self._book.entries)}
+        checkpoint.setdefault(KEY, {}).update(recovery=own)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "settings": repr([self.rungs, sorted(self.triggers.items())]),
+            "ladder": self._ladder.state_dict(),
+            "overrides": self._overrides.state_dict(),
+            "history": self._history.state_dict(),
+            "activations": list(self._activations),
+            "rows": [list(row) for row in self._rows],
+            "events": [{**asdict(event), "samples": None} for event in self._events],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._ladder.load_state_dict(state_dict["ladder"])
+        if state_dict["settings"] != repr([self.rungs, sorted(self.triggers.items())]):
+            self._ladder.end()  # places of rungs may mean others now
+        self._overrides.load_state_dict(state_dict["overrides"])
+        self._history.load_state_dict(state_dict["history"])
+        self._activations = [float(v) for v in state_dict["activations"]]
+        self._rows = [(int(step), loss) for step, loss in state_dict["rows"]]
+        self._events = [Event(**event) for event in state_dict["events"]]
+
+
+#: Options of a rewind that stay in force.
+_IN_FORCE = ("factor", "weight_decay", "dropout", "clip", "reset_optimizer")
+_NOTHING = Rung("rewind")
+
+
+def _standard_triggers(rungs: list[Rung]) -> dict[str, str | int]:
+    """The default triggers; where a rung is not there, at the next one that is."""
+    order = ["wait", "skip", "lr", "rewind", "stop"]
+    present = [rung.do for rung in rungs]
+    found: dict[str, str | int] = {}
+    for kind, where in DEFAULT_TRIGGERS.items():
+        there = [do for do in order[order.index(str(where)) :] if do in present]
+        found[kind] = there[0] if there else present[-1]
+    return found

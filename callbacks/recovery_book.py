@@ -1,0 +1,138 @@
+"""The recovery ledger as a run keeps it: rank 0 reads and writes, all ranks know what stands in it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import checkpoint_files as files
+from .base import rank_zero_info, rank_zero_warn
+from .recovery_ledger import FILE, Entry, append, of_run, read_ledger
+from .recovery_standing import Saved, Standing, path_of, relative, since_go_on, standing, times_taken
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+class RecoveryBook:
+    """The lines of one run, and where they stand.
+
+    Every method is called by all ranks with equal arguments. A line that cannot be written is kept and goes with the
+    next one.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path()
+        self.run = ""
+        self.entries: list[Entry] = []
+        self._unwritten: list[Entry] = []  # on rank 0
+        self._warned = False
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / FILE
+
+    @property
+    def now(self) -> Standing:
+        """What follows from the lines."""
+        return standing(self.entries)
+
+    def times_taken(self, rung: int, step: int) -> int:
+        """How often a rung, counted from 1, was taken before a step of this branch; see :func:`times_taken`."""
+        return times_taken(self.entries, rung, self.now.branch, step)
+
+    def begin(self) -> str:
+        """Start a run of no history and return its name, which rank 0 passes on to the others."""
+        self.entries, self._unwritten = [], []
+        return uuid.uuid4().hex[:12]
+
+    def find(self, trainer: Trainer, run: str, places: Sequence[Path]) -> Path | None:
+        """Read the run's lines from the first of some folders that has any, and return it."""
+        found: tuple[Path | None, list[Entry]] = (None, [])
+        if trainer.is_global_zero:
+            for place in dict.fromkeys(places):
+                if lines := of_run(read_ledger(place / FILE), run):
+                    found = (place, lines)
+                    break
+        where, self.entries = trainer.strategy.broadcast(found)
+        self.run, self._unwritten = run, []
+        return where
+
+    def move_to(self, folder: Path, source: Path | None) -> None:
+        """Keep the lines in a folder from here on; those that came from another one are copied with the next line."""
+        if source is not None and source.resolve() != folder.resolve():
+            absolute = [_with_paths_from(source, folder, entry) for entry in self.entries]
+            self.entries = absolute
+            self._unwritten = list(absolute)
+        self.folder = folder
+
+    def add(self, trainer: Trainer, step: int, action: str, **fields: Any) -> bool:
+        """Write a line, unless it stands there since the same steps were taken before a kill; whether it is on disk."""
+        now = self.now
+        entry = Entry(len(self.entries) + 1, self.run, now.branch, step, action, **fields)
+        if any(e.key == entry.key for e in since_go_on(self.entries)):
+            return True
+        self.entries.append(entry)
+        if action not in ("checkpoint", "start", "begun"):
+            rank_zero_warn(f"Recovery: {entry.sentence()}.")
+        return bool(trainer.strategy.broadcast(self._write(entry) if trainer.is_global_zero else True))
+
+    def forget_last(self) -> None:
+        """Take back a line that could not be written."""
+        self.entries.pop()
+        self._unwritten = [e for e in self._unwritten if e.number <= len(self.entries)]
+
+    def _write(self, entry: Entry) -> bool:
+        self._unwritten.append(entry)
+        try:
+            append(self.path, self._unwritten)
+        except OSError as error:
+            if not self._warned:
+                rank_zero_warn(
+                    f"Recovery: {self.path} cannot be written: {error}; its lines are kept for the next try."
+                )
+            self._warned = True
+            return False
+        self._unwritten = []
+        return True
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def note_checkpoint(self, trainer: Trainer, step: int, path: Path, health: dict[str, Any]) -> None:
+        """Write down a checkpoint that is about to be written, so that none is unknown after a kill."""
+        self.add(trainer, step, "checkpoint", done={"path": relative(self.folder, path), **health})
+
+    def usable(self, trainer: Trainer, candidates: Sequence[Saved]) -> Saved | None:
+        """The first of some checkpoints that is there and whole."""
+        found: Saved | None = None
+        if trainer.is_global_zero:
+            found = next((s for s in candidates if files.damage(path_of(self.folder, s.path)) is None), None)
+        result: Saved | None = trainer.strategy.broadcast(found)
+        return result
+
+    def set_aside(self, trainer: Trainer) -> None:
+        """Rename what the last rewind left behind, ``NAME.branch-N``, so that nothing takes it for the run's own.
+
+        Done before the new branch trains, and again after a kill in between: what is renamed already stays.
+        """
+        now = self.now
+        if trainer.is_global_zero and now.pending is not None:
+            for saved in now.abandoned:
+                path = path_of(self.folder, saved.path)
+                files.recover(path)  # or the older one that an interrupted replacement left comes back under this name
+                aside = path.with_name(f"{path.name}.branch-{now.pending.branch}")
+                if path.exists() and not aside.exists():
+                    path.rename(aside)
+                    rank_zero_info(f"Recovery: {path} is of the branch that was left; it is {aside.name} now.")
+        trainer.strategy.barrier()
+
+
+def _with_paths_from(source: Path, folder: Path, entry: Entry) -> Entry:
+    """The same line for a ledger in another folder."""
+    if "path" not in entry.done:
+        return entry
+    path = relative(folder, path_of(source, entry.done["path"]))
+    return Entry(**{**vars(entry), "done": {**entry.done, "path": path}})

@@ -21,6 +21,7 @@ from .hang_watchdog import HangWatchdog
 from .invariant_check import InvariantCheck, InvariantViolation
 from .layer_norm_freeze import LayerNormFreeze
 from .learning_rate import EffectiveLR
+from .lr_backoff import LRBackoff
 from .lr_override import LROverride
 from .optimizer_monitor import OptimizerMonitor
 from .optimizer_reset import OptimizerReset
@@ -66,6 +67,7 @@ __all__ = [
     "HangWatchdog",
     "InvariantCheck",
     "InvariantViolation",
+    "LRBackoff",
     "LROverride",
     "LayerNormFreeze",
     "OptimizerMonitor",

@@ -42,6 +42,8 @@ class Entry:
     """Hidden features of the module."""
     waits: bool = False
     """Whether its steps may wait for the device, after the first two."""
+    trouble: bool = False
+    """Whether it answers events, so that one is told of in the second step."""
     no_scaler: str = ""
     """What it says when it refuses a gradient scaler."""
 
@@ -73,12 +75,19 @@ ENTRIES = {
     "GradientMonitor": Entry(),
     "HangWatchdog": Entry(),
     "InvariantCheck": Entry(),
+    "LRBackoff": Entry({"factor": 0.5}, idle={"kinds": "never"}, trouble=True),
     "LROverride": Entry({"start": 1, "factor": 0.5, "betas": (0.5, 0.9)}, idle={"start": 1_000_000, "factor": 0.5}),
     "LayerNormFreeze": Entry({"rules": [{"start": 1, "stop": 3}]}, idle={"rules": [{"start": 1_000_000}]}),
     "OptimizerMonitor": Entry(),
     "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}),
     "OutputMonitor": Entry({"head": "net.3"}),
     "Progress": Entry(),
+    "Recovery": Entry(
+        {"rungs": [{"do": "lr", "factor": 0.5}, {"do": "stop"}], "triggers": {"spike": "lr"}},
+        idle={"rungs": [{"do": "lr", "factor": 0.5}, {"do": "stop"}], "triggers": {"never": "lr"}},
+        beside={"Detectors": {}},
+        trouble=True,
+    ),
     "RecoveryTime": Entry({"rise": 0.1}),
     "SafeCheckpoints": Entry(),
     "SampleText": Entry({"prompt_ids": [[1, 2], [3]], "new_tokens": 4}),

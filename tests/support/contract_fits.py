@@ -16,7 +16,7 @@ from no_sync import NoSync
 from tiny_fit import train_more
 from torch import Tensor
 
-from lit_stable.callbacks import AccumulationWindows, Progress, SafeCheckpoints, StepSeed
+from lit_stable.callbacks import AccumulationWindows, Event, Progress, SafeCheckpoints, StepSeed, emit
 
 SAVE_POINTS = ("before_first_step", "mid_window", "step_boundary")
 
@@ -44,6 +44,14 @@ class SaveAtPoints(Callback):
             trainer.save_checkpoint(self.folder / f"{point}.ckpt")
 
 
+class Trouble(Callback):
+    """Tells of a spike after the second step."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        if trainer.global_step == 2 and not Progress.of(trainer).pending_samples:
+            emit(trainer, Event(2, "spike", {}))
+
+
 Names = tuple[str, ...]
 
 
@@ -51,7 +59,8 @@ def own(names: Names, arguments: dict[str, dict[str, Any]] | None = None) -> lis
     """Callbacks by their classes' names, with those without which they cannot be; by default so that they act."""
     needed = {other: given for name in names for other, given in ENTRIES[name].beside.items() if other not in names}
     acts = {name: ENTRIES[name].acts for name in names}
-    return [make(name, given) for name, given in {**acts, **(arguments or {}), **needed}.items()]
+    trouble: list[Callback] = [Trouble()] if any(ENTRIES[name].trouble for name in names) else []
+    return [*trouble, *(make(name, given) for name, given in {**acts, **(arguments or {}), **needed}.items())]
 
 
 def fit_alone(host: Host, callbacks: list[Callback], dropout: float, width: int) -> Trainer:

@@ -79,8 +79,14 @@ def newest_of_branch(folder: Path) -> Path | None:
 
     A pure function of the file and of which checkpoints are there, so that all ranks may ask it.
     """
+    if (target := pending_target(folder)) is not None:
+        return target
     now = standing(last_run(read_ledger(folder / FILE)))
-    if now.pending is not None:
-        return path_of(folder, now.pending.done["path"])
     there = [path for path in (path_of(folder, saved.path) for saved in now.saved) if path.exists()]
     return there[-1] if there else None
+
+
+def pending_target(folder: Path) -> Path | None:
+    """Where a rewind goes whose line stands in a folder's ledger and whose branch has not begun; ``None``: no such."""
+    pending = standing(last_run(read_ledger(folder / FILE))).pending
+    return None if pending is None else path_of(folder, pending.done["path"])

@@ -55,7 +55,8 @@ class Entry:
 
     def sentence(self) -> str:
         """For people, on one line."""
-        parts = [f"{key} {f'{v:.4g}' if isinstance(v, float) else v}" for key, v in self.done.items()]
+        shown = {key: v for key, v in self.done.items() if (key, v) != ("acted", True)}
+        parts = [f"{key} {f'{v:.4g}' if isinstance(v, float) else v}" for key, v in shown.items()]
         found = [f"{key} {f'{v:.4g}' if isinstance(v, float) else v}" for key, v in self.evidence.items()]
         why = f" because of {self.why.replace('_', ' ')} ({', '.join(found)})" if self.why else ""
         return f"step {self.step}: {self.action}{why}{': ' if parts else ''}{', '.join(parts)}"

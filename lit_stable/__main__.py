@@ -45,6 +45,8 @@ exit codes:
   0    done
   1    failed, or a checkpoint cannot be read or written
   2    the recipe or the command line is wrong; nothing was run
+  3    stopped by the recovery ladder; its ledger says why
+  75   to be started again with --resume auto, to step back (stability.recovery.restart)
   130  stopped by Ctrl-C, a checkpoint was written
   141  whoever read the output has gone, as with `| head`
   143  stopped by SIGTERM, a checkpoint was written"""

@@ -19,6 +19,10 @@ class RunFailed(Exception):
     """Something that ended a run which had begun, or a checkpoint that a run cannot go on from, told in a sentence."""
 
 
+class RunStopped(Exception):
+    """The end of a run by the recovery ladder, told in a sentence."""
+
+
 def is_for_the_user(error: Exception) -> bool:
     """Whether an error's text is a sentence of ours, so that a traceback would only hide it."""
     if isinstance(error, (MisconfigurationException, DamagedStore)):

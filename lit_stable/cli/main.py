@@ -16,21 +16,26 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lit_stable.callbacks import (
     AccumulationWindows,
     BatchSizeWarmup,
+    Detectors,
     Events,
     GracefulStop,
     GradNorm,
     Progress,
+    Recovery,
     SafeCheckpoints,
     StepSeed,
     ValidateEverySteps,
+    fit_with_recovery,
 )
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.fit_with_recovery import pending_target
+from lit_stable.callbacks.recovery_exit import RESTART, STOPPED, RecoveryStopped, Rewind
 from lit_stable.cli.check import check
 from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
 from lit_stable.cli.diagnose import run_diagnose
 from lit_stable.cli.dump_batch import run_dump_batch
-from lit_stable.cli.errors import RunFailed, UserError, is_for_the_user, sentence
+from lit_stable.cli.errors import RunFailed, RunStopped, UserError, is_for_the_user, sentence
 from lit_stable.cli.every_problem import every_problem
 from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
 from lit_stable.cli.inspect_checkpoint import run_inspect
@@ -84,6 +89,7 @@ class LitStableCLI(LightningCLI):
     def __init__(self, command: Command) -> None:
         self.command = command
         self._stop = GracefulStop()
+        self._recovery: Recovery | None = None
         self._resumed: Path | None = None
         self._checkpoint: Path | None = None
         super().__init__(
@@ -192,6 +198,7 @@ class LitStableCLI(LightningCLI):
     def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
         data: TokenDataModule = self.datamodule
         options: RunOptions = self._get(self.config_init, "run")
+        self._recovery = next((c for c in given if isinstance(c, Recovery)), None)
         root, name = Path(options.root), options.name or self.command.default_name
         self._find_checkpoint(root, name)
         self._report = Report(self.command.to_go_on, self.command.notes)
@@ -206,6 +213,8 @@ class LitStableCLI(LightningCLI):
             StepSeed(data.seed_data),
             # A batch-size warm-up opens the windows itself.
             *([] if any(isinstance(c, BatchSizeWarmup) for c in given) else [windows]),
+            # The ladder climbs on what detectors find.
+            *([Detectors()] if self._recovery and not any(isinstance(c, Detectors) for c in given) else []),
             GradNorm(),
             *([] if data.mask_repeats is None else [MaskedShare()]),
             ValidateEverySteps(self._get(self.config, "validate_every")),
@@ -222,7 +231,9 @@ class LitStableCLI(LightningCLI):
             if ckpt_path is not None:
                 raise ValueError(f"ckpt_path={ckpt_path} and resume=auto: each says where to go on; give one of them.")
             self._resumed = newest_run_with_checkpoint(root, name)
-            self._checkpoint = checkpoints(self._resumed)[-1] if self._resumed else None
+            if self._resumed:
+                pending = pending_target(self._resumed) if self._recovery else None
+                self._checkpoint = pending or checkpoints(self._resumed)[-1]
             found = f"going on with {self._checkpoint}" if self._checkpoint else f"no run of {name!r} yet, starting one"
             say(f"resume=auto: {found}")
         elif ckpt_path is None and self.command.name in ("validate", "test"):
@@ -250,7 +261,9 @@ class LitStableCLI(LightningCLI):
             print("\n".join([*self.command.notes, page]))
             return
         try:
-            super()._run_subcommand(subcommand)
+            self._run_or_recover(subcommand)
+        except RecoveryStopped as error:
+            raise RunStopped(str(error)) from error
         except (MisconfigurationException, ValueError) as error:
             if not is_for_the_user(error):
                 raise
@@ -292,6 +305,13 @@ class LitStableCLI(LightningCLI):
             resumed_at,
         )
 
+    def _run_or_recover(self, subcommand: str) -> None:
+        if subcommand == "fit" and self._recovery:
+            options = self._prepare_subcommand_kwargs(subcommand)
+            fit_with_recovery(self.trainer, options.pop("model"), **options)
+        else:
+            super()._run_subcommand(subcommand)
+
     @property
     def exit_code(self) -> int:
         """0, or 128 + the signal that stopped the run."""
@@ -308,9 +328,9 @@ def run(argv: Sequence[str]) -> int:
         if name in _ALONE:
             return _ALONE[name](rest) or 0
         return LitStableCLI(Command(name, rest, *expand_arguments(rest))).exit_code
-    except RunFailed as error:
+    except (RunFailed, RunStopped, Rewind) as error:
         print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
-        return FAILED
+        return {RunFailed: FAILED, RunStopped: STOPPED, Rewind: RESTART}[type(error)]
     except (UserError, MisconfigurationException, ValueError) as error:
         if not (isinstance(error, UserError) or is_for_the_user(error)):
             raise

@@ -15,12 +15,12 @@ from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.arguments import argument_problems
 from lit_stable.data.batch_sizes import batch_size_problems, ramp_of, samples_before
 from lit_stable.data.corpus import BUILTIN_PREFIX, ensure_builtin
-from lit_stable.data.epochs import Reshuffle, SampleOrder
+from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.ledger import Ledger
 from lit_stable.data.mixture import SHUFFLED, Mixture
 from lit_stable.data.opened import OpenedData, length_problems, open_data
 from lit_stable.data.repeats import MaskRepeats
-from lit_stable.data.reshuffle import Settled, as_reshuffles, settle
+from lit_stable.data.reshuffle import Settled, as_reshuffles, settle, with_rewinds
 from lit_stable.data.skip import new_ranges
 from lit_stable.data.sources import Source, path_problems
 from lit_stable.data.stream import Batch, TokenStream
@@ -175,24 +175,20 @@ class TokenDataModule(LightningDataModule):
         store = self.opened.validation[name]
         return ValidationWindows(store, self.sequence_length, self.validation_windows).unigram_entropy()
 
-    def ledger(self, dropped: Sequence[Range] = (), reshuffles: Sequence[tuple[int, int]] = ()) -> Ledger:
-        """Names the samples of any step of a run that leaves out ``dropped``; ``reshuffles``: see :meth:`mixture`."""
+    def ledger(self, dropped: Sequence[Range] = ()) -> Ledger:
+        """Names the samples of any step of a run that leaves out ``dropped``."""
         stores = list(self.opened.training.values())
-        return Ledger(self.mixture(dropped, reshuffles), stores, self.sequence_length, self.samples_before, dropped)
+        return Ledger(self.mixture(dropped), stores, self.sequence_length, self.samples_before, dropped)
 
-    def mixture(self, dropped: Sequence[Range] = (), reshuffles: Sequence[tuple[int, int]] = ()) -> Mixture:
-        """The order of samples of a run that leaves out ``dropped``; known after ``setup``.
-
-        ``reshuffles``: (stream position, seed) of those that the run came by itself to, beside those of the recipe.
-        """
+    def mixture(self, dropped: Sequence[Range] = ()) -> Mixture:
+        """The order of samples of a run that leaves out ``dropped``; known after ``setup``."""
         settled = self.reshuffles
         if settled is None:
             settled = settle(self.order.reshuffle, [], self.samples_before, 0, dropped)
         names, length, schedule = self.source_names, self.sequence_length, self.weight_schedule
         weights = [s.weight for s in self.sources.values()] if schedule is None else schedule.blocks(names, length)
         sizes = [store.num_windows(length) for store in self.opened.training.values()]
-        all_of_them = sorted([*as_reshuffles(settled), *(Reshuffle(*own) for own in reshuffles)])
-        return Mixture(names, weights, sizes, self.seed_data, self.order, all_of_them)
+        return Mixture(names, weights, sizes, self.seed_data, self.order, as_reshuffles(settled))
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
@@ -228,9 +224,10 @@ class TokenDataModule(LightningDataModule):
         for request, dropped in new.items():
             progress.drop([dropped], request)
         known = self.reshuffles or []
-        self.reshuffles = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped)
+        settled = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped)
+        self.reshuffles = with_rewinds(settled, progress.reshuffles)
         stream = TokenStream(
-            self.mixture(progress.dropped, progress.reshuffles),
+            self.mixture(),
             list(self.opened.training.values()),
             self.sequence_length,
             start=progress.samples,

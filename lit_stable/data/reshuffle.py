@@ -13,6 +13,7 @@ from lit_stable.callbacks.positions import Range, stream_position
 from lit_stable.callbacks.stages import parse_count
 from lit_stable.data.epochs import Reshuffle
 
+_REWIND = "rewind"  # in place of a mark in the recipe
 _MARK = re.compile(r"\s*(?P<count>\S+)\s+(?P<unit>steps|samples)\s*")
 
 
@@ -87,6 +88,13 @@ def settle(
             " later point, or resume from an earlier checkpoint."
         )
     return sorted(settled, key=lambda reshuffle: reshuffle.position)
+
+
+def with_rewinds(settled: Sequence[Settled], rewinds: Sequence[tuple[int, int]]) -> list[Settled]:
+    """Those of the recipe, and those that rewinds asked for as (position, seed), each once, by position."""
+    own = [Settled(_REWIND, seed, position) for position, seed in rewinds]
+    others = [reshuffle for reshuffle in settled if reshuffle.mark != _REWIND]
+    return sorted([*others, *own], key=lambda reshuffle: reshuffle.position)
 
 
 def as_reshuffles(settled: Sequence[Settled]) -> list[Reshuffle]:

@@ -85,14 +85,17 @@ class Checkpoints(Checkpoint):
         loss = getattr(trainer.lightning_module, "window_loss", None)
         # From a loss that is not finite nothing is learned any more: what was saved before it stays.
         if trainer.is_global_zero and (loss is None or math.isfinite(float(loss))):
-            self._prune()
+            self._prune(trainer)
 
-    def _prune(self) -> None:
+    def _prune(self, trainer: Trainer) -> None:
         assert self.folder is not None
         found = checkpoints(self.folder)
         kept = set(found[-self.keep_last :])
         if self.keep_best and self.best_step is not None:
             kept.add(checkpoint_path(self.folder, self.best_step))
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "checkpoints_to_keep"):
+                kept |= callback.checkpoints_to_keep()
         for path in found:
             if path not in kept:
                 remove(path)
@@ -119,8 +122,11 @@ class Checkpoints(Checkpoint):
 
     def _read_best(self, trainer: Trainer) -> None:
         assert self.folder is not None
+        self.best_loss, self.best_step = math.inf, None
         path = self.folder / CHECKPOINTS / _BEST
         text = path.read_text() if trainer.is_global_zero and path.exists() else None
         if text := trainer.strategy.broadcast(text):
             best = json.loads(text)
-            self.best_loss, self.best_step = best["loss"], best["step"]
+            # What is still to come will be measured again, and may come out otherwise after a rewind.
+            if best["step"] <= Progress.of(trainer).steps:
+                self.best_loss, self.best_step = best["loss"], best["step"]

@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from lit_stable.callbacks import Events, Progress
+from lit_stable.callbacks import Events, Progress, Recovery
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.module import GPTModule
@@ -91,18 +91,22 @@ class Session(Callback):
         )
         if problems:
             raise MisconfigurationException("\n".join(problems))
+        facts = {**self._environment, "data": trainer.datamodule.fingerprint()}  # type: ignore[attr-defined]
         if self.folder is None:  # a second fit with the same trainer goes on in the folder of the first
-            self._open_folder(trainer)
+            self._open_folder(trainer, facts)
+        self._count(trainer, facts)
 
-    def _open_folder(self, trainer: Trainer) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        facts = {**self._environment, "data": data.fingerprint()}
+    def _open_folder(self, trainer: Trainer, facts: dict[str, Any]) -> None:
         folder = self._choose_folder(facts) if trainer.is_global_zero else None
         self.folder = Path(trainer.strategy.broadcast(str(folder)))
         Events.of(trainer).folder = self.folder
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, Checkpoints):
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Checkpoints) or (isinstance(callback, Recovery) and callback.folder is None):
                 callback.folder = self.folder
+
+    def _count(self, trainer: Trainer, facts: dict[str, Any]) -> None:
+        """Each fit has log files of its own: what one has logged before a rewind must not be written over."""
+        assert self.folder is not None
         if trainer.is_global_zero:
             self.number = 1 + len(stored_recipes(self.folder))
             for kind, content in (("recipe", self.recipe), ("environment", facts)):
@@ -119,11 +123,12 @@ class Session(Callback):
         assert self.folder is not None
         if trainer.is_global_zero:
             write_beginning(self.folder, beginning_of(trainer, self.number))
-        if self.checkpoint is not None and self.folder != self.resumed and trainer.is_global_zero:
+        began, self.checkpoint = self.checkpoint, None  # another fit, after a rewind, begins within this run
+        if began is not None and self.folder != self.resumed and trainer.is_global_zero:
             # Not before: the step and the recipe are the checkpoint's own, and strategies load it at different times.
             step = Progress.of(trainer).steps
-            write_parent(self.folder, self.checkpoint, step, self._differences)
-            say(f"a branch of {run_folder_of(self.checkpoint) or self.checkpoint} at step {step}")
+            write_parent(self.folder, began, step, self._differences)
+            say(f"a branch of {run_folder_of(began) or began} at step {step}")
         if self._own_loggers:  # not before: where the run stands is known only now
             trainer.loggers = self._loggers(self.folder, Progress.of(trainer).steps)
 

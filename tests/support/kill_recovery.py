@@ -1,0 +1,163 @@
+"""Kill a run that steps back, again and again, at random moments, and see whether it comes to what it should.
+
+``python kill_recovery.py FOLDER KILLS SEED`` forks one process per life. A life counts the moments at which something
+goes to disk, comes from it or is trained on, and ends itself by SIGKILL at one of them, drawn at random: within a save,
+between a ledger's line and what it announces, within a line, within the load of a rewind. The last life is not killed.
+Prints what was seen as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from recovery_project import BATCH, Data, Module, clean_run, ids_by_the_ledger, items, make_trainer
+
+from lit_stable.callbacks import fit_with_recovery
+from lit_stable.callbacks.recovery_ledger import FILE, read_ledger
+
+STEPS = 34
+POISON = {items(1)(p) for step in (12, 13, 19) for p in range((step - 1) * BATCH, step * BATCH)}
+
+
+class Reader(Module):
+    """Writes down what each step reads, at once."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(POISON)
+        self.log_path = log
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        step = max(self.ids)
+        with self.log_path.open("a") as file:
+            file.write(json.dumps([self.trainer.global_step + 1, self.ids.pop(step)]) + "\n")
+        return loss
+
+
+class Moments:
+    """Counts the moments of a life, and ends it at one of them."""
+
+    def __init__(self, last: int) -> None:
+        self.count, self.last = 0, last
+
+    def pass_by(self) -> None:
+        self.count += 1
+        if self.count == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, owner: Any, name: str) -> None:
+        """Before and after each call."""
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.pass_by()
+            result = function(*args, **kwargs)
+            self.pass_by()
+            return result
+
+        setattr(owner, name, call)
+
+    def within_writes(self) -> None:
+        """With half of the bytes on disk."""
+        write = os.write
+
+        def halves(handle: int, data: bytes) -> int:
+            written = write(handle, data[: len(data) // 2])
+            self.pass_by()
+            return written + write(handle, data[len(data) // 2 :])
+
+        os.write = halves
+
+    def install(self) -> None:
+        self.around(os, "fsync")
+        self.around(Path, "rename")
+        self.around(Path, "replace")
+        self.around(torch, "load")
+        self.around(torch, "save")
+        self.around(Reader, "training_step")
+        self.within_writes()
+
+
+def live(folder: Path, last: int) -> Any:
+    """One life: to the end, or to its moment."""
+    moments = Moments(last)
+    moments.install()
+    module = Reader(folder / "read.jsonl")
+    fit_with_recovery(make_trainer(folder, STEPS), module, Data(), ckpt_path="auto")
+    torch.save(module.state_dict(), folder / "weights.pt")
+    (folder / "moments").write_text(str(moments.count))
+
+
+def in_a_process_of_its_own(folder: Path, last: int) -> bool:
+    """Whether the life came to its end by itself."""
+    child = os.fork()
+    if child == 0:
+        try:
+            live(folder, last)
+            os._exit(0)
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return False
+    assert os.WEXITSTATUS(status) == 0, "a life has failed; see above"
+    return True
+
+
+def read_last(folder: Path) -> list[list[int]]:
+    """Of each step what its last try has read."""
+    found = dict(json.loads(line) for line in (folder / "read.jsonl").read_text().splitlines())
+    return [found[step] for step in range(1, STEPS + 1)]
+
+
+def judge(folder: Path) -> dict[str, Any]:
+    ids = ids_by_the_ledger(folder / FILE, 1, STEPS)
+    weights = torch.load(folder / "weights.pt")
+    clean = clean_run(folder / "clean", ids).state_dict()
+    rewinds = [e for e in read_ledger(folder / FILE) if e.action == "rewind"]
+    dropped = [p for e in rewinds for start, stop in e.done["dropped"] for p in range(start, stop)]
+    flat = [i for step in ids for i in step]
+    return {
+        "rewinds": [[e.step, e.done["to"]] for e in rewinds],
+        "dropped_twice": len(dropped) - len(set(dropped)),
+        "read_twice": len(flat) - len(set(flat)),
+        "reads_what_the_ledger_says": read_last(folder) == ids,
+        "poison_read": len(POISON.intersection(flat)),
+        "equals_the_clean_run": all(torch.equal(weights[name], clean[name]) for name in clean),
+    }
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    draw = random.Random(seed)
+    quiet = folder / "quiet"
+    assert in_a_process_of_its_own(quiet, last=-1)
+    moments = int((quiet / "moments").read_text())
+    killed = folder / "killed"
+    deaths = ended = 0
+    while deaths < kills:
+        if in_a_process_of_its_own(killed, last=draw.randint(1, moments // 2)):
+            ended += 1  # this run is through: another one
+            found = judge(killed)
+            assert found == judge(quiet), (ended, found)
+            killed = folder / f"killed-{ended}"
+        else:
+            deaths += 1
+    assert in_a_process_of_its_own(killed, last=-1)
+    print(json.dumps({"quiet": judge(quiet), "killed": judge(killed), "moments": moments, "deaths": deaths}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

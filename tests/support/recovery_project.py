@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from tiny_fit import quiet_trainer
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset
 
 from lit_stable.callbacks import Detectors, Progress, Recovery, SafeCheckpoints, StepSeed
@@ -109,11 +110,19 @@ def items(seed: int) -> Callable[[int], int]:
 
 def ids_by_the_ledger(ledger: Path, seed: int, steps: int, batch: int = BATCH) -> list[list[int]]:
     """What each step of the finished run must have read: a function of the seed and the ledger alone."""
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+    lines = [line for line in map(_parsed, ledger.read_text().splitlines() if ledger.exists() else []) if line]
+    lines = [line for line in lines if line["run"] == lines[-1]["run"]]  # killed before any save it begins anew
     dropped = {p for line in lines for start, stop in line["done"].get("dropped", []) for p in range(start, stop)}
     positions = (p for p in range(10**9) if p not in dropped)
     item = items(seed)
     return [[item(next(positions)) for _ in range(batch)] for _ in range(steps)]
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:  # cut short by a kill
+        return {}
 
 
 def clean_run(folder: Path, ids: list[list[int]]) -> Module:
@@ -126,3 +135,9 @@ def clean_run(folder: Path, ids: list[list[int]]) -> Module:
 
     quiet_trainer(StepSeed(1), SafeCheckpoints(), max_steps=len(ids), default_root_dir=folder).fit(module, Given())
     return module
+
+
+class ShardedModule(Module):
+    def configure_model(self) -> None:
+        if not hasattr(self.net[0].weight, "to_local"):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])

@@ -1,0 +1,43 @@
+"""Resolve every recipe with `lit-stable check`, in one process: most of a command's time is importing torch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+from lit_stable.__main__ import main
+
+ROOT = Path(__file__).parents[1]
+
+
+#: What stands for a whole recipe in front of those that are laid over one, by folder or name.
+BEFORE = {
+    "stability": "quickstart",
+    "sizes": "gpt_1b3",
+    "rescue_control.yaml": str(ROOT / "recipes" / "demo" / "rescue.yaml"),
+}
+
+
+def configs_of(recipe: Path) -> list[str]:
+    before = BEFORE.get(recipe.name) or BEFORE.get(recipe.parent.name)
+    return [*([before] if before else []), str(recipe)]
+
+
+def check(recipe: Path) -> str | None:
+    """What the command says of a recipe that does not resolve."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = main(["check", *(word for config in configs_of(recipe) for word in ("--config", config))])
+    return f"{recipe.relative_to(ROOT)}: exit code {code}\n{said.getvalue()}" if code else None
+
+
+def run() -> int:
+    recipes = sorted((ROOT / "recipes").rglob("*.yaml"))
+    problems = [problem for recipe in recipes if (problem := check(recipe)) is not None]
+    print("\n".join([*problems, f"{len(recipes) - len(problems)} of {len(recipes)} recipes resolve"]))
+    return 1 if problems else 0
+
+
+sys.exit(run())

@@ -41,15 +41,15 @@ def dump_batch(run: Path, step: int, rank: int | None = None, text: bool = False
         tokenizer = past.data.text_tokenizer()
         for number, one in enumerate(read, 1):
             lines[number] += "".join(f"\n    {line}" for line in tokenizer.decode(one.tokens.tolist()).split("\n"))
-    return "\n".join([*_header(run, past, read), *lines])
+    return "\n".join([*_header(past, read), *lines])
 
 
-def _header(run: Path, past: PastStep, read: list[ReadSample]) -> list[str]:
+def _header(past: PastStep, read: list[ReadSample]) -> list[str]:
     beginning, sources = past.beginning, Counter(one.sample.source for one in read)
     ranks = f"{beginning.ranks} data-parallel rank{'s' if beginning.ranks > 1 else ''}"
     first, behind = past.consumed
     lines = [
-        f"{run}: step {past.step}, samples {first:,} to {behind - 1:,} of the run, on {ranks};"
+        f"{past.folder}: step {past.step}, samples {first:,} to {behind - 1:,} of the run, on {ranks};"
         f" {past.recipe_path.name}, begun behind step {beginning.steps}",
         "shown: " + ", ".join(f"{count} of {name}" for name, count in sources.most_common()),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.ledger import Ledger, Sample
 from lit_stable.data.stream import IGNORED, TokenStream
 from lit_stable.run.beginnings import Beginning, read_beginnings
+from lit_stable.run.branch import read_parent, stored_recipes
 
 
 class ReadSample(NamedTuple):
@@ -35,7 +37,8 @@ class ReadSample(NamedTuple):
 class PastStep:
     """One optimizer step of a run.
 
-    Of several sessions that read a step, the last one counts: what the ones before it did there was undone.
+    Of several sessions that read a step, the last one counts: what the ones before it did there was undone. A step that
+    lies before a branch was read by the run that it left; ``folder`` is the one that read it.
 
     Args:
         folder: Run folder.
@@ -49,8 +52,8 @@ class PastStep:
         if step < 1:
             raise ValueError(f"step={step}: optimizer steps count from 1.")
         self.step = step
-        self.beginning = next(one for one in reversed(read_beginnings(folder)) if one.steps < step)
-        self.recipe_path = folder / f"recipe-{self.beginning.session:02d}.yaml"
+        self.folder, self.beginning = _find_beginning(folder, step)
+        self.recipe_path = self.folder / f"recipe-{self.beginning.session:02d}.yaml"
         self.data, self._ramp, self._lengths = _rebuilt(yaml.safe_load(self.recipe_path.read_text()))
         self.data.setup("fit")
         self.data.reshuffles = list(self.beginning.reshuffles)
@@ -114,6 +117,22 @@ class PastStep:
 
     def _ledger(self) -> Ledger:
         return self.data.ledger(self.beginning.dropped)
+
+
+def _find_beginning(folder: Path, step: int) -> tuple[Path, Beginning]:
+    """The run folder in which a step was read, the given one or one it grew out of, and where the session began."""
+    beginnings = read_beginnings(folder)
+    covering = [one for one in beginnings if one.steps < step]
+    if covering:
+        return folder, covering[-1]
+    parent = read_parent(folder)
+    origin = None if parent is None else Path(os.path.normpath(folder / parent.run))
+    if origin is None or not stored_recipes(origin):
+        raise ValueError(
+            f"step={step}: was read before {folder} began, behind step {beginnings[0].steps}, and the run folder that"
+            " it grew out of is not there."
+        )
+    return _find_beginning(origin, step)
 
 
 def _rebuilt(recipe: dict[str, Any]) -> tuple[TokenDataModule, BatchSizeWarmup | None, SequenceLengthWarmup | None]:

@@ -147,7 +147,7 @@ def test_an_experiment_that_is_not_on_this_machine_trains_as_a_toy(tmp_path, mon
         assert f"{line}\n" in done.out
         assert f"{line}\n" in command("check", "--config", experiment, "--config", toy).out
     stored = yaml.safe_load((run / "recipe-01.yaml").read_text())
-    assert stored["data"]["sources"]["pile"] == {"path": store, "weight": 2.0}
+    assert stored["data"]["sources"]["pile"] == {"path": store, "weight": 2.0, "filter": None}
     assert stored["trainer"]["max_steps"] == 4
     # What was stored is the toy: it is not scaled again.
     again = command("check", "--config", run / "recipe-01.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +145,41 @@ def test_melted_sequences_are_told_as_they_were_cut(folder, trained):
         assert len(read(run, step)[0].tokens) == tokens
 
 
-def test_each_session_is_told_by_its_own_recipe(folder, trained):
-    run = fit(folder, "twice", BOTH, data__micro_batch=1, data__order={"reshuffle": {"3 steps": 1}})
+def test_a_branch_is_told_by_its_own_recipe_and_what_lies_before_it_by_that_of_its_parent(folder, trained):
+    order = {"reshuffle": {"3 steps": 1}}
+    run = fit(folder, "twice", BOTH, data__micro_batch=1, data__order=order)
+    fit(folder, "twice", BOTH, "--resume", "auto", "--trainer.max_steps", "5", data__micro_batch=1, data__order=order)
     before = list(trained)
     trained.clear()
-    words = ["--resume", "auto", "--trainer.max_steps", "6", "--data.micro_batch", "4", "--data.skip_steps", "[5]"]
+    words = ["--resume", "auto", "--trainer.max_steps", "7", "--data.micro_batch", "4", "--data.skip_steps", "[6]"]
     fit(folder, "twice", BOTH, *words, data__order={"by": "stored"})  # the passed reshuffle stays
-    require_equal(run, before, range(1, STEPS + 1))
-    require_equal(run, trained, range(STEPS + 1, 7))
-    assert [one.sample.position for one in read(run, 5)] == [20, 21, 22, 23]
-    assert PastStep(run, 4).recipe_path.name == "recipe-01.yaml"
-    assert PastStep(run, 5).recipe_path.name == "recipe-02.yaml"
+    branch = run.with_name("0002")
+    for asked in (run, branch):
+        require_equal(asked, before, range(1, 6))
+        assert PastStep(asked, 4).recipe_path == run / "recipe-01.yaml"
+        assert PastStep(asked, 5).recipe_path == run / "recipe-02.yaml"
+    require_equal(branch, trained, range(6, 8))
+    assert PastStep(branch, 6).recipe_path == branch / "recipe-01.yaml"
+    assert [one.sample.position for one in read(branch, 6)] == [24, 25, 26, 27]
+    assert [one.sample.position for one in read(run, 6)] == [20, 21, 22, 23]  # as it would have gone on
+    run.rename(run.with_name("gone"))
+    with pytest.raises(ValueError, match=r"step=5: was read before .*0002 began, behind step 5, and the run folder"):
+        PastStep(branch, 5)
+
+
+def test_behind_a_rewind_the_step_is_told_as_it_was_read_at_last(folder, trained):
+    rungs = [{"do": "rewind", "before": 0, "after": 1, "max_times": 2, "reshuffle": True}, {"do": "stop"}]
+    drill = {"class_path": "lit_stable.run.poisoned_samples.PoisonedSamples", "init_args": {"first": 13, "last": 14}}
+    recovery = {"rungs": rungs, "triggers": {"not_finite": "rewind"}}
+    changes = {"stability__recovery": recovery, "stability__extra": {"drill": drill}}
+    run = fit(folder, "rewound", BOTH, "--trainer.max_steps", "6", **changes)
+    assert [seen[0] for seen in trained].count(4) > 2, "step 4 was read twice"
+    rewound = next(n for n, (a, b) in enumerate(pairwise(trained), 1) if b[0] < a[0])
+    last = PastStep(run, 4).beginning
+    assert (last.session, last.dropped) == (2, [(12, 20)])
+    assert [reshuffle.mark for reshuffle in last.reshuffles] == ["rewind"]
+    require_equal(run, trained[:rewound], range(1, last.steps + 1))
+    require_equal(run, trained[rewound:], range(last.steps + 1, 7))
 
 
 def test_a_step_still_to_come_is_told_as_the_last_session_would_read_it(folder):

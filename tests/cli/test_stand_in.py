@@ -30,6 +30,24 @@ def test_validation_sets_move_too_and_count_as_missing(there):
     assert lines[-1] == f"data.validation.late: /gone -> {HERE} (not on disk)"
 
 
+def test_what_asks_for_dates_or_scores_goes_where_the_corpus_has_none(there):
+    data = {"sources": {"a": {"path": "/gone", "filter": "score >= 0.5"}}, "order": {"by": "date", "shard_windows": 2}}
+    data["validation_from"] = "2022-07-01"
+    layer, lines = stood_in({"data": data}, HERE)
+    assert layer["data"] == {
+        "sources": {"a": {"path": HERE, "filter": None}},
+        "order": {"by": "stored"},
+        "validation_from": None,
+    }
+    assert lines[1:] == [
+        "data.sources.a.filter: score >= 0.5 -> None",
+        "data.order.by: date -> stored",
+        "data.validation_from: 2022-07-01 -> None",
+    ]
+    assert stood_in({"data": data}, there)[0] == {"data": {"sources": {"a": {"path": there, "filter": "score >= 0.5"}}}}
+    assert data["sources"]["a"]["filter"] == "score >= 0.5"
+
+
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -27,6 +27,7 @@ from .optimizer_monitor import OptimizerMonitor
 from .optimizer_reset import OptimizerReset
 from .output_monitor import OutputMonitor
 from .progress import Progress
+from .qk_clip import QKClip
 from .recovery import Recovery
 from .recovery_time import RecoveryTime
 from .resuming_batches import ResumingBatches
@@ -74,6 +75,7 @@ __all__ = [
     "OptimizerReset",
     "OutputMonitor",
     "Progress",
+    "QKClip",
     "Recovery",
     "RecoveryTime",
     "ResumingBatches",

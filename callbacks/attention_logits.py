@@ -31,10 +31,10 @@ class ShowsQueriesKeys(Protocol):
         """
 
 
-def largest_logit(
+def largest_logits(
     q: Tensor, k: Tensor, scale: float | None = None, is_causal: bool = True, mask: Tensor | None = None
 ) -> Tensor:
-    """The largest logit among the pairs that attend to each other, 0-d fp32; products and sums in fp32.
+    """Each head's largest logit among the pairs that attend to each other, (H,) fp32; products and sums in fp32.
 
     Args:
         q: Queries (B, H, T, K).
@@ -47,7 +47,7 @@ def largest_logit(
     (batch, heads, length, _), seen = q.shape, k.shape[-2]
     rows = max(1, min(length, _ELEMENTS // max(1, heads * seen)))  # queries at a time
     whole_mask = None if mask is None else mask.expand(batch, heads, length, seen)
-    largest = torch.full((), -math.inf, device=q.device)
+    largest = torch.full((heads,), -math.inf, device=q.device)
     for start in range(0, length, rows):
         queries = q[:, :, start : start + rows].float()
         hidden = torch.zeros(queries.shape[2], seen, device=q.device)
@@ -60,7 +60,7 @@ def largest_logit(
             if whole_mask is not None:
                 part = whole_mask[b, :, start : start + rows]
                 logits = logits.masked_fill(~part, -math.inf) if part.dtype == torch.bool else logits + part
-            largest = torch.maximum(largest, logits.amax())
+            largest = torch.maximum(largest, logits.amax((1, 2)))
     return largest
 
 
@@ -68,7 +68,7 @@ class AttentionCalls(TorchFunctionMode):
     """While active, hands the queries and keys of every ``scaled_dot_product_attention`` to a function, unchanged.
 
     Args:
-        note: Called with (q, k, scale, is_causal, mask), whose shapes are those of :func:`largest_logit`.
+        note: Called with (q, k, scale, is_causal, mask), whose shapes are those of :func:`largest_logits`.
     """
 
     def __init__(self, note: Callable[[Tensor, Tensor, float | None, bool, Tensor | None], None]) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
-from .attention_logits import AttentionCalls, ShowsQueriesKeys, largest_logit
+from .attention_watch import AttentionWatch
 from .base import rank_zero_warn
 from .forward_replay import ForwardReplay
-from .module_patterns import unwrapped
 from .monitor import Monitor
 from .rank_gather import gather_ranks
 from .scalars import Scalars
-from .shards import local
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -51,9 +46,7 @@ class AttentionMonitor(Monitor):
 
     def __init__(self, every_steps: int | None = None) -> None:
         super().__init__(every_steps)
-        self._stack: list[str] = []  # names of the modules that are being called, outermost first
-        self._shows: set[str] = set()  # of those, which show queries and keys themselves
-        self._largest: dict[str, Tensor] = {}
+        self._watch = AttentionWatch()
         self._warned = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -61,44 +54,14 @@ class AttentionMonitor(Monitor):
         if stage == "fit":
             ForwardReplay.of(trainer).watch(self)
 
-    @contextmanager
-    def watching(self, module: LightningModule) -> Iterator[None]:
-        """Follow which module is being called, and note every attention."""
-        self._stack, self._largest = [], {}
-        modules = {unwrapped(name): m for name, m in module.named_modules() if name}
-        self._shows = {name for name, m in modules.items() if isinstance(m, ShowsQueriesKeys)}
-        with ExitStack() as stack:
-            for name, m in modules.items():
-                for handle in (
-                    m.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
-                    m.register_forward_hook(self._leave, always_call=True),
-                ):
-                    stack.callback(handle.remove)
-            stack.enter_context(AttentionCalls(self._note))
-            yield
-
-    def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._stack.append(name)
-        if name in self._shows:
-            assert isinstance(module, ShowsQueriesKeys)
-            q, k, scale, *mask = module.queries_keys(*args, **kwargs)
-            self._keep(name, largest_logit(local(q), local(k), scale, True, *mask))
-
-    def _leave(self, *ignored: Any) -> None:
-        self._stack.pop()
-
-    # Tensor-parallel ranks hold whole heads, so that pieces will do.
-    def _note(self, q: Tensor, k: Tensor, scale: float | None, is_causal: bool, mask: Tensor | None) -> None:
-        if not self._shows.intersection(self._stack):
-            name = self._stack[-1] if self._stack else "attention"
-            self._keep(name, largest_logit(local(q), local(k), scale, is_causal, mask))
-
-    def _keep(self, name: str, value: Tensor) -> None:
-        self._largest[name] = torch.maximum(self._largest[name], value) if name in self._largest else value
+    def watching(self, module: LightningModule) -> AbstractContextManager[None]:
+        """Note every attention."""
+        return self._watch.watching(module)
 
     def seen(self, trainer: Trainer) -> None:
         """Combine the ranks and pass on."""
-        if not self._largest:
+        largest_of_heads = self._watch.take()
+        if not largest_of_heads:
             if not self._warned:
                 rank_zero_warn(
                     "`AttentionMonitor`: no call of scaled_dot_product_attention and no module with queries_keys was"
@@ -106,8 +69,7 @@ class AttentionMonitor(Monitor):
                 )
             self._warned = True
             return
-        names = list(self._largest)
-        largest = gather_ranks(torch.stack(list(self._largest.values()))).amax(0)  # (n,)
+        names = list(largest_of_heads)
+        largest = gather_ranks(torch.stack([heads.amax() for heads in largest_of_heads.values()])).amax(0)  # (n,)
         keys = [f"stability/attention_logit_max/{name}" for name in names]
         Scalars.of(trainer).add([*keys, "stability/attention_logit_max"], torch.cat([largest, largest.amax()[None]]))
-        self._largest = {}

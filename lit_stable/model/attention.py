@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from lit_stable.model.attention_context import AttentionContext
@@ -74,6 +75,16 @@ class Attention(nn.Module):
         # hands on sizes out of nowhere.
         q, k, v = groups.split((self.queries, 1, 1), dim=-2)  # type: ignore[no-untyped-call]
         return q.flatten(2, 3), k.squeeze(-2), v.squeeze(-2)
+
+    @property
+    def key_heads(self) -> int:
+        """G over all devices: what ``QKClip`` asks."""
+        return self.n_head // self.queries
+
+    def rows_of_heads(self, q: Tensor, k: Tensor) -> list[tuple[nn.Module, Tensor]]:
+        """A factor for each query head (H,) and each key head (G,) as one for each row of the projection."""
+        groups = torch.cat([q.reshape(len(k), -1), k[:, None], torch.ones_like(k)[:, None]], 1)  # (G, H/G + 2)
+        return [(self.qkv, groups.flatten().repeat_interleave(self.head_size))]
 
     def queries_keys(
         self, x: Tensor, context: AttentionContext, layer: Tensor | None = None

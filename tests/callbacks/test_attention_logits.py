@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_stable.callbacks import attention_logits
-from lit_stable.callbacks.attention_logits import AttentionCalls, largest_logit
+from lit_stable.callbacks.attention_logits import AttentionCalls, largest_logits
 
 
 def by_hand(q: Tensor, k: Tensor, scale: float, allowed: Tensor) -> float:
@@ -35,30 +35,34 @@ def test_the_largest_of_all_pairs_that_attend(
     allowed = torch.ones(5, 5, dtype=torch.bool)
     allowed = allowed.tril() if causal else allowed
     expected = by_hand(q, k, 8**-0.5, allowed)
-    assert float(largest_logit(q, k, None, causal)) == pytest.approx(expected, rel=1e-6)
+    found = largest_logits(q, k, None, causal)
+    assert float(found.amax()) == pytest.approx(expected, rel=1e-6)
+    for head in range(4):
+        own = slice(head, head + 1), slice(head * groups // 4, head * groups // 4 + 1)
+        assert float(found[head]) == pytest.approx(by_hand(q[:, own[0]], k[:, own[1]], 8**-0.5, allowed), rel=1e-6)
 
 
 def test_a_pair_that_does_not_attend_does_not_count() -> None:
     q, k = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
     q[0, 0, 0, 0] = k[0, 0, 2, 0] = 10.0  # the first query, the last key
-    assert float(largest_logit(q, k, 1.0, is_causal=True)) == 0.0
-    assert float(largest_logit(q, k, 1.0, is_causal=False)) == 100.0
+    assert float(largest_logits(q, k, 1.0, is_causal=True)) == 0.0
+    assert float(largest_logits(q, k, 1.0, is_causal=False)) == 100.0
     hidden = torch.ones(3, 3, dtype=torch.bool)
     hidden[0, 2] = False
-    assert float(largest_logit(q, k, 1.0, is_causal=False, mask=hidden)) == 0.0
-    assert float(largest_logit(q, k, 1.0, is_causal=False, mask=torch.full((1, 1, 3, 3), 5.0))) == 105.0
+    assert float(largest_logits(q, k, 1.0, is_causal=False, mask=hidden)) == 0.0
+    assert float(largest_logits(q, k, 1.0, is_causal=False, mask=torch.full((1, 1, 3, 3), 5.0))) == 105.0
 
 
 def test_bf16_products_are_made_in_fp32() -> None:
     q = torch.full((1, 1, 1, 3), 1.0).bfloat16()
     k = torch.tensor([256.0, 1.0, 1.0]).view(1, 1, 1, 3).bfloat16()
-    assert float(largest_logit(q, k, 1.0)) == 258.0  # bf16 has no 257
+    assert float(largest_logits(q, k, 1.0)) == 258.0  # bf16 has no 257
 
 
 def test_what_is_not_a_number_is_not_hidden() -> None:
     q, k = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
     q[0, 0, 1, 0] = math.nan
-    assert math.isnan(float(largest_logit(q, k)))
+    assert math.isnan(float(largest_logits(q, k)))
 
 
 def test_every_call_of_the_fused_function_is_seen_and_computes_what_it_would() -> None:

@@ -1,0 +1,175 @@
+"""Keep attention logits from growing: scale down the queries and keys of a head whose largest logit is too large."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .attention_watch import AttentionWatch
+from .base import MisconfigurationException, StabilityCallback, is_logging_step
+from .forward_replay import ForwardReplay
+from .module_patterns import unwrapped
+from .qk_scaling import ScalesQueriesKeys, head_factors, normalises, rows_to_scale, scale_rows, split_factors
+from .shards import has_fsdp1
+from .step_hooks import require_step_hooks
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+
+class QKClip(StabilityCallback):
+    """Right after a step, multiply the query and key weights of every head whose largest logit passed ``threshold``.
+
+    Logits that grow without bound end in a softmax on one position (see :class:`~.attention_monitor.AttentionMonitor`).
+    With gamma = min(1, threshold / largest logit), by head, queries and keys are multiplied by the root of gamma each,
+    so that the head's logits shrink to the threshold and nothing else changes. Heads below it keep every bit. Where
+    several query heads share a key head (GQA), the key head takes the root of the smallest gamma among them and each
+    query head the rest, so that heads below the threshold keep their logits. Biases are scaled with their rows. The
+    moments of the optimizer are left alone, as in the source.
+
+    The largest logit is over samples of the step's last micro-batch, all positions and all ranks, measured in fp32 in
+    the pass of ``ForwardReplay`` with the weights that gave the gradients. That pass costs about a third of a
+    micro-batch, and the products of queries and keys; ``every_steps`` spreads it. No step waits for the device.
+
+    It knows modules with ``q_proj`` and ``k_proj``, such as Llama's, and those that say what their rows are; see
+    ``ScalesQueriesKeys`` (``qk_scaling.py``). Weights may be sharded by FSDP2 and tensor parallelism.
+
+    Nothing is to be restored but the count: a resume measures the same and clips the same.
+
+    Logged at logging steps: ``stability/qk_logit_max`` (the largest of all heads when last measured) and
+    ``stability/qk_clipped_heads`` (heads scaled down since the run began, one that is scaled twice counted twice).
+
+    Source: QK-Clip of MuonClip, Kimi K2 (Kimi Team 2025, arXiv:2507.20534, section 2.1).
+
+    Args:
+        threshold: Largest logit that a head may keep, > 0. Kimi K2: 100.
+        every_steps: Optimizer steps between measurements, >= 1.
+        action: ``act``, or ``log``: the same numbers, and no weight is touched.
+
+    Raises:
+        MisconfigurationException: when an argument is out of range; when queries or keys are normalised, so that
+            scaling their projections does nothing; when no module is of a known kind; under FSDP1.
+
+    Example::
+
+        >>> Trainer(callbacks=[QKClip(threshold=100.0)], logger=False)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 48  # before the pass that it watches
+
+    def __init__(self, threshold: float = 100.0, every_steps: int = 1, action: Literal["act", "log"] = "act") -> None:
+        if not (threshold > 0 and math.isfinite(threshold)):
+            raise MisconfigurationException(f"`QKClip(threshold={threshold})`: must be a finite number above 0.")
+        if every_steps < 1:
+            raise MisconfigurationException(f"`QKClip(every_steps={every_steps})`: must be at least 1.")
+        self.threshold, self.every_steps, self.action = threshold, every_steps, action
+        self._watch = AttentionWatch()
+        self._modules: dict[str, nn.Module] = {}
+        self._factors: dict[str, Tensor] = {}  # of heads (H,), until the step has been taken
+        self._clipped: int | Tensor = 0
+        self._largest: Tensor | None = None
+        self._handles: list[Any] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            ForwardReplay.of(trainer).watch(self)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if has_fsdp1(trainer.strategy.model):
+            raise MisconfigurationException(
+                "`QKClip`: FSDP1 flattens the rows that belong to a head; take strategy fsdp2, or leave it away."
+            )
+        self._modules = {unwrapped(name): module for name, module in pl_module.named_modules() if name}
+        _refuse(self._modules)
+        self._factors = {}
+        for optimizer in trainer.optimizers:
+            require_step_hooks(optimizer)
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._scale()))
+
+    # -- the pass that is watched ------------------------------------------------------------------------------------
+
+    def is_due(self, trainer: Trainer) -> bool:
+        """Whether the step now under way is measured."""
+        return (trainer.global_step + 1) % self.every_steps == 0
+
+    def watching(self, module: LightningModule) -> AbstractContextManager[None]:
+        """Note every attention."""
+        return self._watch.watching(module)
+
+    def seen(self, trainer: Trainer) -> None:
+        """Combine the ranks, and keep the factors for when the step has been taken."""
+        heads = {name: self._whole(name, largest) for name, largest in self._watch.take().items()}
+        if not heads:
+            return
+        together = torch.cat(list(heads.values()))
+        if trainer.world_size > 1:
+            dist.all_reduce(together, op=dist.ReduceOp.MAX)
+        self._largest = together.amax()
+        parts = torch.split(together, [len(part) for part in heads.values()])
+        self._factors = {name: head_factors(part, self.threshold) for name, part in zip(heads, parts, strict=True)}
+        self._clipped = self._clipped + sum((factors < 1).sum() for factors in self._factors.values())
+
+    def _whole(self, name: str, largest: Tensor) -> Tensor:
+        """This rank's heads among all (H,): tensor-parallel ranks hold some of them each."""
+        module = self._modules[name]
+        whole = largest.new_full((int(getattr(module, "n_head", len(largest))),), -math.inf)
+        first = int(getattr(module, "first_head", 0))
+        whole[first : first + len(largest)] = largest
+        return whole
+
+    def _scale(self) -> None:
+        """Called after the optimizer's step."""
+        factors, self._factors = self._factors, {}
+        for name, of_heads in factors.items() if self.action == "act" else ():
+            key_heads, module = _known(name, self._modules[name], len(of_heads))
+            for layer, rows in module.rows_of_heads(*split_factors(of_heads, key_heads)):
+                scale_rows(layer, rows)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if self._largest is not None and is_logging_step(trainer):
+            pl_module.log("stability/qk_logit_max", self._largest)
+            pl_module.log("stability/qk_clipped_heads", torch.as_tensor(self._clipped, dtype=torch.float32))
+
+    # -- end, state --------------------------------------------------------------------------------------------------
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._modules, self._factors, self._largest = [], {}, {}, None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"clipped": int(self._clipped)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._clipped = int(state_dict["clipped"])
+
+
+def _known(name: str, module: nn.Module, heads: int) -> tuple[int, ScalesQueriesKeys]:
+    found = rows_to_scale(module, heads)
+    if found is None:
+        raise MisconfigurationException(
+            f"`QKClip`: {name} ({type(module).__name__}) attends, and has neither q_proj and k_proj nor rows_of_heads;"
+            " give it that method (see ScalesQueriesKeys)."
+        )
+    return found
+
+
+def _refuse(modules: dict[str, nn.Module]) -> None:
+    known = {name: module for name, module in modules.items() if rows_to_scale(module, 1) is not None}
+    if not known:
+        raise MisconfigurationException(
+            "`QKClip`: no module has q_proj and k_proj, or rows_of_heads; give the attention module that method (see"
+            " ScalesQueriesKeys)."
+        )
+    for name, module in known.items():
+        if normalises(module):
+            raise MisconfigurationException(
+                f"`QKClip`: {name} normalises queries or keys, which undoes what it does to their projections; leave it"
+                " away, or the norm (qk_norm: none)."
+            )

@@ -130,6 +130,8 @@ trainer:
       init_args: {every: 2}
     - class_path: PACKAGE.StepSeed
       init_args: {seed: 1}
+    - class_path: PACKAGE.EightBitAdam
+      init_args: {min_8bit_size: 1}
 """
 
 WITHOUT = "import sys\nsys.modules[{!r}] = None\n"

@@ -178,7 +178,7 @@ class GPTModule(LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         start = Progress.of(self.trainer).scheduled
-        lr = self.schedule.lr(getattr(start, self.schedule.unit))
+        lr = self.schedule.rate(start)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
         if self.config.embed_grad_shrink is not None:

@@ -154,4 +154,5 @@ def _state_bytes(module: GPTModule, plans: list[TensorPlan] | None, stored: int)
 def _schedule(module: GPTModule) -> str:
     schedule = module.schedule
     points = [f"  {p:>16,}  {format_lr(lr):>12}  {label}" for p, lr, label in schedule.milestones()]
-    return f"learning rate ({schedule.shape}) by {schedule.unit}:\n" + "\n".join(points)
+    warmup = f", warm-up {schedule.warmup_end:,} {schedule.warmup_unit}" if schedule.mixes_units else ""
+    return f"learning rate ({schedule.shape}) by {schedule.unit}{warmup}:\n" + "\n".join(points)

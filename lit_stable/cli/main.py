@@ -55,7 +55,7 @@ from lit_stable.run.masked_share import MaskedShare
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
 from lit_stable.strategies import fsdp1, fsdp2
-from lit_stable.strategies.launcher import launched_devices
+from lit_stable.strategies.launcher import launched_devices, recipe_devices
 from lit_stable.strategies.loss_scale import LossScale
 from lit_stable.strategies.mesh import MeshOptions
 from lit_stable.strategies.selection import select
@@ -128,7 +128,8 @@ class LitStableCLI(LightningCLI):
         )
         add_feature_arguments(parser)
         if self.command.name == "check":
-            parser.add_argument("--devices", type=int, default=1, help="Devices to plan for.")
+            devices = "Devices to plan for; null: those that the recipe names, else 1."
+            parser.add_argument("--devices", type=int | None, default=None, help=devices)
             parser.add_argument(
                 "--trace", type=Path | None, default=None, help="CSV to write the schedules of every iteration to."
             )
@@ -252,7 +253,7 @@ class LitStableCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if self.command.name == "check":
-            devices = self._get(self.config, "devices")
+            devices = self._get(self.config, "devices") or recipe_devices(self.trainer_options)
             try:
                 page = self._page(devices)
             except MisconfigurationException as error:

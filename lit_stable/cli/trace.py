@@ -88,7 +88,7 @@ def trace(
         if skip is not None and skip.holds(step):
             held = _each(add, held, window)
         modifiers.reach(mark)
-        own = schedule.lr(getattr(_each(sub, mark, held), schedule.unit))
+        own = schedule.rate(_each(sub, mark, held))
         lr, decay = (modifiers.value(key, mark, value) for key, value in (("lr", own), ("weight_decay", weight_decay)))
         yield Row(step, mark.samples, mark.tokens, batch, length, lr, decay, clip.cap(mark) if clip else None)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
+from lit_stable.callbacks.progress import Mark
 from lit_stable.optim.budget import Budget, parse_budget
 
 Shape = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
@@ -27,8 +28,8 @@ _FRACTION = re.compile(r"0?\.\d*[1-9]\d*")  # of text: the command line hands ov
 class LRSchedule:
     """Warm-up to ``peak``, then ``shape`` down to ``floor`` at ``horizon``.
 
-    All lengths are counted in ``unit`` from the start of the run, warm-up included, as Megatron-LM counts them: the
-    decayed fraction at n is (n - warmup) / (horizon - warmup).
+    All lengths are counted in ``unit`` from the start of the run, warm-up included, as Megatron-LM counts them (but see
+    ``warmup_unit``): the decayed fraction at n is (n - warmup) / (horizon - warmup).
 
     - ``cosine``: half a cosine (Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, one cycle).
     - ``linear``: a straight line.
@@ -52,10 +53,14 @@ class LRSchedule:
     """How the rate falls after the warm-up."""
 
     unit: Unit = "steps"
-    """What the lengths below count: optimizer steps, samples (sequences) or tokens."""
+    """What the lengths count: optimizer steps, samples (sequences) or tokens."""
 
     warmup: Budget = 0
     """Length of the linear rise from 0; above 0, the first step has rate 0."""
+
+    warmup_unit: Unit | None = None
+    """What ``warmup`` counts; null: ``unit``. With another one the decay begins at 0 of ``unit``, since nothing
+    here tells where the warm-up ends in it: samples beside tokens, as Megatron-LM has it where sequences grow."""
 
     horizon: Budget | None = None
     """End of the decay, counted from 0; the rate is ``floor`` from there on."""
@@ -77,8 +82,13 @@ class LRSchedule:
 
     @cached_property
     def warmup_end(self) -> int:
-        """First progress at which the rate is ``peak``, in ``unit``."""
+        """First progress at which the rate is ``peak``, in ``unit``, or in ``warmup_unit``."""
         return parse_budget(self.warmup)
+
+    @property
+    def mixes_units(self) -> bool:
+        """Whether warm-up and decay are counted in different units."""
+        return self.warmup_unit not in (None, self.unit)
 
     @cached_property
     def decay_end(self) -> int | None:
@@ -89,13 +99,21 @@ class LRSchedule:
     def decay_start(self) -> int:
         """Last progress at which the rate is ``peak``, in ``unit``."""
         if self.cooldown is None or self.decay_end is None:
-            return self.warmup_end
+            return 0 if self.mixes_units else self.warmup_end
         length = _canonical("cooldown", self.cooldown)
         return self.decay_end - (round(length * self.decay_end) if isinstance(length, float) else length)
 
+    def rate(self, committed: Mark) -> float:
+        """Learning rate of the step that starts when that much is committed."""
+        progress: int = getattr(committed, self.unit)
+        if not self.mixes_units:
+            return self.lr(progress)
+        risen: int = getattr(committed, self.warmup_unit or self.unit)
+        return self.peak * risen / self.warmup_end if risen < self.warmup_end else self.lr(progress)
+
     def lr(self, progress: int) -> float:
-        """Learning rate of the step that starts when ``progress`` units are committed."""
-        if progress < self.warmup_end:
+        """The same by progress in ``unit`` alone; without the warm-up, where that counts something else."""
+        if progress < self.warmup_end and not self.mixes_units:
             return self.peak * progress / self.warmup_end
         if self.decay_end is not None and progress >= self.decay_end:
             return self.floor
@@ -111,7 +129,7 @@ class LRSchedule:
     def milestones(self) -> list[tuple[int, float, str]]:
         """The points worth reading before a run: (progress in ``unit``, rate, what happens there)."""
         points = [(0, "start")]
-        if self.warmup_end > 0:
+        if self.warmup_end > 0 and not self.mixes_units:
             points.append((self.warmup_end, "warm-up ends"))
         if self.shape == "wsd":
             points.append((self.decay_start, "cooldown starts"))
@@ -215,14 +233,23 @@ def _length_problems(schedule: LRSchedule) -> list[str]:
     """What is wrong between lengths."""
     s = schedule
     problems = []
-    if s.shape == "inverse_sqrt" and s.warmup_end == 0:
+    if s.shape == "inverse_sqrt" and s.mixes_units:
+        problems.append(
+            f"schedule.warmup_unit={s.warmup_unit}: shape inverse_sqrt scales with the warm-up; set it to null or"
+            f" {s.unit}."
+        )
+    elif s.shape == "inverse_sqrt" and s.warmup_end == 0:
         problems.append("schedule.warmup=0: shape inverse_sqrt scales with the warm-up; set it to 1 or more.")
     if s.decay_end is None:
         return problems
-    if s.warmup_end >= s.decay_end:
+    if s.warmup_end >= s.decay_end and not s.mixes_units:
         problems.append(f"schedule.warmup={s.warmup}: must be below schedule.horizon={s.horizon}, which includes it.")
-    elif s.shape == "wsd" and s.cooldown is not None and not s.warmup_end <= s.decay_start < s.decay_end:
-        longest = s.decay_end - s.warmup_end
+    elif (
+        s.shape == "wsd"
+        and s.cooldown is not None
+        and not ((first := 0 if s.mixes_units else s.warmup_end) <= s.decay_start < s.decay_end)
+    ):
+        longest = s.decay_end - first
         problems.append(
             f"schedule.cooldown={s.cooldown}: must be above 0 and fit between warm-up and horizon, at most {longest}."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 
 def launched_devices(environ: Mapping[str, str] = os.environ) -> dict[str, int] | None:
@@ -25,3 +26,17 @@ def describe_launcher(environ: Mapping[str, str] = os.environ) -> str:
     if "SLURM_JOB_ID" in environ and "SLURM_PROCID" in environ:
         return "SLURM"
     return "this command"
+
+
+def recipe_devices(trainer: Mapping[str, Any]) -> int:
+    """How many devices the options of a Trainer name over all nodes; 1 where they leave it to the machine.
+
+    Example::
+
+        >>> recipe_devices({"devices": 8, "num_nodes": 64}), recipe_devices({"devices": "auto", "num_nodes": 2})
+        (512, 1)
+    """
+    devices = trainer["devices"]
+    if isinstance(devices, list):
+        devices = len(devices)
+    return devices * int(trainer["num_nodes"]) if isinstance(devices, int) and devices > 0 else 1

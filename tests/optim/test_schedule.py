@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lit_stable.callbacks.progress import Mark
 from lit_stable.optim.schedule import LRSchedule, format_lr, resolve_conflict
 
 MEGATRON = {"peak": 6e-5, "shape": "cosine", "unit": "samples", "warmup": 216_320}
@@ -95,6 +96,17 @@ def test_milestones_name_the_points_where_the_rate_turns():
     assert LRSchedule(peak=1.0, shape="constant").milestones() == [(0, 1.0, "start")]
 
 
+def test_a_warm_up_in_samples_goes_with_a_decay_in_tokens():
+    schedule = LRSchedule(peak=1.0, warmup=100, warmup_unit="samples", horizon=40_000, unit="tokens", floor=0.5)
+    assert [schedule.rate(Mark(1, samples, 10 * samples)) for samples in (0, 25, 100)] == [0.0, 0.25, schedule.lr(1000)]
+    assert schedule.rate(Mark(9, 400, 20_000)) == pytest.approx(0.75)
+    assert schedule.rate(Mark(9, 800, 40_000)) == 0.5
+    assert schedule.milestones()[0] == (0, 1.0, "start")
+    same = LRSchedule(peak=1.0, warmup=100, warmup_unit="tokens", horizon=40_000, unit="tokens")
+    assert not same.mixes_units
+    assert same.rate(Mark(1, 5, 50)) == 0.5
+
+
 def test_seven_digits_tell_a_rate_from_its_neighbour():
     assert format_lr(5.998591234e-05) == "5.998591e-05"
     assert format_lr(6e-5) == "6e-05"
@@ -106,6 +118,10 @@ def test_seven_digits_tell_a_rate_from_its_neighbour():
         ({"peak": 0.0, "shape": "constant"}, r"schedule.peak=0.0: must be a finite number > 0\."),
         ({"peak": math.nan, "shape": "constant"}, r"schedule.peak=nan: must be a finite number > 0\."),
         ({"floor": 2.0, "horizon": 9}, r"schedule.floor=2.0: must lie between 0 and schedule.peak=1.0\."),
+        (
+            {"shape": "inverse_sqrt", "warmup": 9, "warmup_unit": "tokens"},
+            r"schedule.warmup_unit=tokens: shape inverse_sqrt scales with the warm-up; set it to null or steps",
+        ),
         ({"shape": "cosine"}, r"schedule.horizon=null: shape cosine needs the end of its decay in steps"),
         ({"shape": "constant", "horizon": "9k"}, r"schedule.horizon=9k: shape constant never decays; set it to null\."),
         ({"shape": "constant", "floor": 0.1}, r"schedule.floor=0.1: shape constant never decays; set it to 0\."),

@@ -83,7 +83,7 @@ def _count(value: Any, factors: Factors, unit: str) -> int:
 
 
 #: key -> (how it is written, its unit); "unit" stands for what the key ``unit`` beside it says, by default the word
-#: behind the colon, else steps.
+#: behind the colon, else steps; "warmup_unit" for what that key says, by default as "unit".
 QUANTITIES: dict[str, tuple[Form, str]] = {
     "trainer.max_steps": (_count, "steps"),
     "validate_every": (_count, "steps"),
@@ -96,7 +96,7 @@ QUANTITIES: dict[str, tuple[Form, str]] = {
     "data.weight_schedule.marks": (scale_keys, "unit:samples"),
     "model.gpt.max_length": (_count, "length"),
     "model.gpt.embed_grad_shrink": (scale_points, "steps"),
-    "model.schedule.warmup": (_count, "unit"),
+    "model.schedule.warmup": (_count, "warmup_unit"),
     "model.schedule.horizon": (_count, "unit"),
     "model.schedule.cooldown": (scale_fraction, "unit"),
     "stability.batch_size_warmup.ramp": (scale_ramp, "batch"),
@@ -165,16 +165,22 @@ def scaled(recipe: Mapping[str, Any], divisors: Factors) -> tuple[dict[str, Any]
         if not isinstance(options, dict) or options.get(name) is None:
             continue
         value = options[name]
-        unit, _, default = unit.partition(":")
-        counted = options.get("unit", default or "steps") if unit == "unit" else unit
         try:
-            smaller = form(deepcopy(value), divisors, counted)
+            smaller = form(deepcopy(value), divisors, _counted(unit, options))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
         if smaller != value:
             _set(layer, [*path, name], smaller)
             lines.append(f"{key}: {value} -> {smaller}")
     return layer, lines
+
+
+def _counted(unit: str, options: Mapping[str, Any]) -> str:
+    """The unit of a quantity, by the options beside it where it says so."""
+    if unit == "warmup_unit":
+        unit = options.get("warmup_unit") or "unit"
+    unit, _, default = unit.partition(":")
+    return str(options.get("unit", default or "steps")) if unit == "unit" else unit
 
 
 def _get(recipe: Mapping[str, Any], key: str) -> Any:

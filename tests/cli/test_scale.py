@@ -123,6 +123,12 @@ def test_what_is_off_or_cannot_be_read_is_left_to_the_parser(recipe):
     assert scaled(recipe, DIVISORS) == ({}, [])
 
 
+def test_a_warm_up_that_counts_something_else_than_the_decay_is_scaled_as_that():
+    recipe = {"model": {"schedule": {"warmup": 216_320, "warmup_unit": "samples", "horizon": "1B", "unit": "tokens"}}}
+    layer, _ = scaled(recipe, DIVISORS)
+    assert layer == {"model": {"schedule": {"warmup": 17, "horizon": 2441}}}
+
+
 def test_a_recipe_is_not_changed_by_scaling_it():
     recipe = nested("stability.grad_clip.schedule", [{"from": 400, "max_norm": 1.0}])
     scaled(recipe, DIVISORS)

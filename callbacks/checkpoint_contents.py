@@ -35,7 +35,7 @@ def refuse_foreign(path: Path, checkpoint: Any, needs_optimizer: bool) -> None:
     if needs_optimizer and "optimizer_states" not in keys:
         raise CheckpointError(
             f"{path}: holds weights and no optimizer state, as with ModelCheckpoint(save_weights_only=True); to go on"
-            " training give a whole checkpoint."
+            " training give a whole checkpoint (lit-stable: a new run begins with the weights by --ckpt_part weights)."
         )
 
 

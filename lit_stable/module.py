@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -33,6 +34,7 @@ from lit_stable.strategies.precisions import BF16_TRUE_WARNING, precision_proble
 from lit_stable.strategies.predivide import predivide_gradients, refuse_factor
 from lit_stable.training_loss import TrainingLoss
 from lit_stable.validation_losses import ValidationLosses
+from lit_stable.weights.beginning import begin_with
 
 _DECAY = "independent decay"  # name of our modifier
 
@@ -92,6 +94,7 @@ class GPTModule(LightningModule):
         self.training_loss = TrainingLoss(z_loss)
         self.gradient_predivide = gradient_predivide
         self.gpt: GPT | None = None
+        self.initial_weights: Path | None = None  # checkpoint that they come from instead of `seed_init`
         self.validation_losses = ValidationLosses()
         self.window_loss: Tensor | None = None  # mean loss of the last committed window, fp32, on the device
         self.sample_losses: tuple[Tensor, Tensor, Tensor] | None = None  # what `SourceLoss` reads
@@ -131,6 +134,9 @@ class GPTModule(LightningModule):
             fixed_shapes=fixed_shapes,
             recompute=self.recompute,
         )
+        if self.initial_weights is not None:
+            for line in begin_with(self, self.initial_weights, self.config):
+                rank_zero_info(f"model.{line}")
         if compiled:
             self.training_loss.compile(dynamic=False if fixed_shapes else None)
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from lit_stable.cli.recipe import Layer
 from lit_stable.strategies.launcher import launched_devices
 
+#: Options that say where a run begins.
+_WHERE = ("--resume", "--ckpt_path", "--ckpt_part")
+
 
 @dataclass(frozen=True)
 class Command:
@@ -33,11 +36,11 @@ class Command:
         """The same command, going on in the run that it began, started as this one was."""
         kept, value_follows = [], False
         for word in self.typed:
-            if word in ("--resume", "--ckpt_path"):
+            if word in _WHERE:
                 value_follows = True
             elif value_follows:
                 value_follows = False
-            elif not word.startswith(("--resume=", "--ckpt_path=")):
+            elif word.partition("=")[0] not in _WHERE:
                 kept.append(word)
         launched = launched_devices()
         program = ["lit-stable"]

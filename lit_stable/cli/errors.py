@@ -9,6 +9,7 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.data.store import DamagedStore
 
 PACKAGE = Path(__file__).resolve().parent.parent
+_OURS = {PACKAGE, (PACKAGE / "callbacks").resolve()}  # a link in a checkout
 
 
 class UserError(Exception):
@@ -28,7 +29,7 @@ def is_for_the_user(error: Exception) -> bool:
     if isinstance(error, (MisconfigurationException, DamagedStore)):
         return True
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return isinstance(error, ValueError) and PACKAGE in Path(last.filename).resolve().parents
+    return isinstance(error, ValueError) and not _OURS.isdisjoint(Path(last.filename).resolve().parents)
 
 
 def sentence(error: Exception) -> str:

@@ -30,6 +30,7 @@ from lit_stable.callbacks import (
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.fit_with_recovery import pending_target
 from lit_stable.callbacks.recovery_exit import RESTART, STOPPED, RecoveryStopped, Rewind
+from lit_stable.cli.average import run_average
 from lit_stable.cli.check import check
 from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
@@ -38,6 +39,7 @@ from lit_stable.cli.dump_batch import run_dump_batch
 from lit_stable.cli.errors import RunFailed, RunStopped, UserError, is_for_the_user, sentence
 from lit_stable.cli.every_problem import every_problem
 from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
+from lit_stable.cli.generate import run_generate
 from lit_stable.cli.inspect_checkpoint import run_inspect
 from lit_stable.cli.places import located
 from lit_stable.cli.prepare import run_prepare
@@ -71,6 +73,8 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "inspect": run_inspect,
     "dump-batch": run_dump_batch,
     "runs": run_runs,
+    "generate": run_generate,
+    "average": run_average,
 }
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -125,6 +129,12 @@ class LitStableCLI(LightningCLI):
             type=Literal["auto"] | None,
             default=None,
             help="auto: go on with the newest run of this name, in its folder, or start one if there is none.",
+        )
+        parser.add_argument(
+            "--ckpt_part",
+            type=Literal["all", "weights"],
+            default="all",
+            help="What a fit takes of ckpt_path. weights: nothing else, a new run at step 0 with a new optimizer.",
         )
         add_feature_arguments(parser)
         if self.command.name == "check":
@@ -205,7 +215,9 @@ class LitStableCLI(LightningCLI):
         self._report = Report(self.command.to_go_on, self.command.notes)
         recipe = self.recipe
         recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
-        session = Session(root, name, recipe, self._checkpoint, self._resumed, own_loggers)
+        alone = self._begins_with_weights
+        session = Session(root, name, recipe, self._checkpoint, self._resumed, own_loggers, weights_alone=alone)
+        self.model.initial_weights = self._checkpoint if alone else None
         windows = AccumulationWindows(data.global_batch, data.micro_batch)
         return [
             session,
@@ -226,8 +238,16 @@ class LitStableCLI(LightningCLI):
             self._get(self.config_init, "checkpoints"),
         ]
 
+    @property
+    def _begins_with_weights(self) -> bool:
+        return self._fit_like == "fit" and self._get(self.config, "ckpt_part") == "weights"
+
     def _find_checkpoint(self, root: Path, name: str) -> None:
         ckpt_path = self._get(self.config, "ckpt_path")
+        if self._begins_with_weights and ckpt_path is None:
+            raise ValueError(
+                "ckpt_part=weights: says how a run begins, not how it goes on; give --ckpt_path, or leave it away."
+            )
         if self._get(self.config, "resume") == "auto":
             if ckpt_path is not None:
                 raise ValueError(f"ckpt_path={ckpt_path} and resume=auto: each says where to go on; give one of them.")
@@ -248,7 +268,8 @@ class LitStableCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
-        kwargs["ckpt_path"] = str(self._checkpoint) if self._checkpoint else None
+        whole = self._checkpoint and not self._begins_with_weights
+        kwargs["ckpt_path"] = str(self._checkpoint) if whole else None
         return kwargs
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -295,7 +316,8 @@ class LitStableCLI(LightningCLI):
 
     def _rows(self) -> Iterator[Row]:
         data, module = self.datamodule, self.model
-        resumed_at = (checkpoint_step(self._checkpoint) or 0) if self._checkpoint else 0
+        goes_on = not self._begins_with_weights
+        resumed_at = (checkpoint_step(self._checkpoint) or 0) if self._checkpoint and goes_on else 0
         return trace(
             module.schedule,
             module.optimizer_options.weight_decay,

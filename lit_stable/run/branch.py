@@ -15,7 +15,16 @@ FILE = "parent.yaml"
 
 SCHEDULE = "model.schedule."  # has a policy of its own for a resume, which speaks for itself
 #: What may differ between a run and its resume without being worth a line.
-_UNREMARKABLE = ("run.", "checkpoints.", "trainer.logger", "trainer.default_root_dir", "resume", "ckpt_path", "config")
+_UNREMARKABLE = (
+    "run.",
+    "checkpoints.",
+    "trainer.logger",
+    "trainer.default_root_dir",
+    "resume",
+    "ckpt_path",
+    "ckpt_part",
+    "config",
+)
 #: What may change while the run stays the same one: how far it goes, what is written of it, on how much it runs.
 _THE_SAME_RUN = (
     *_UNREMARKABLE,

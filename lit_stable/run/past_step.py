@@ -135,6 +135,11 @@ def _find_beginning(folder: Path, step: int) -> tuple[Path, Beginning]:
     return _find_beginning(origin, step)
 
 
+def rebuilt_data(recipe: dict[str, Any]) -> TokenDataModule:
+    """The data module of a resolved recipe, with nothing opened yet."""
+    return _rebuilt(recipe)[0]
+
+
 def _rebuilt(recipe: dict[str, Any]) -> tuple[TokenDataModule, BatchSizeWarmup | None, SequenceLengthWarmup | None]:
     """The data module of a resolved recipe, and the features that change how much of it a step reads."""
     parser = ArgumentParser(exit_on_error=False)

@@ -27,7 +27,7 @@ from lit_stable.run.branch import (
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import say
 from lit_stable.run.fingerprint import environment_changes, fingerprint
-from lit_stable.run.folder import new_folder
+from lit_stable.run.folder import checkpoint_step, new_folder
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Session(Callback):
         checkpoint: Where the run begins; None: at step 0.
         resumed: The folder to go on in, if any.
         own_loggers: Whether to open the run's own loggers.
+        weights_alone: Whether the run takes no more than weights from the checkpoint and begins at step 0 all the same.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Session(Callback):
         checkpoint: Path | None,
         resumed: Path | None,
         own_loggers: bool,
+        weights_alone: bool = False,
     ) -> None:
         self.root = root
         self.name = name
@@ -75,9 +77,11 @@ class Session(Callback):
         self.checkpoint = checkpoint
         self.resumed = resumed
         self.folder: Path | None = None
+        self._weights_alone = weights_alone
         self._own_loggers = own_loggers
         self._environment: dict[str, Any] = {}
-        self._differences: list[str] = []  # from the checkpoint's recipe and data
+        # From the checkpoint's recipe and data.
+        self._differences: list[str] = ["ckpt_part: all -> weights"] if weights_alone else []
         self.number = 1  # how often this folder was trained in, this time included
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -126,9 +130,10 @@ class Session(Callback):
         began, self.checkpoint = self.checkpoint, None  # another fit, after a rewind, begins within this run
         if began is not None and self.folder != self.resumed and trainer.is_global_zero:
             # Not before: the step and the recipe are the checkpoint's own, and strategies load it at different times.
-            step = Progress.of(trainer).steps
+            step = checkpoint_step(began) or 0 if self._weights_alone else Progress.of(trainer).steps
             write_parent(self.folder, began, step, self._differences)
-            say(f"a branch of {run_folder_of(began) or began} at step {step}")
+            part = ", of its weights alone: the optimizer is new" if self._weights_alone else ""
+            say(f"a branch of {run_folder_of(began) or began} at step {step}{part}")
         if self._own_loggers:  # not before: where the run stands is known only now
             trainer.loggers = self._loggers(self.folder, Progress.of(trainer).steps)
 

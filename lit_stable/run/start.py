@@ -94,6 +94,8 @@ def describe(callback: Any) -> str:
 def measured_init(module: GPTModule) -> str:
     """The initial weights measured against what the recipe declares; every tensor that is off, if any is."""
     assert module.gpt is not None
+    if module.initial_weights is not None:
+        return f"initial weights: those of {module.initial_weights}"
     rows = audit_init(((name, _whole(p)) for name, p in module.gpt.named_parameters()), module.config)
     wrong = sum(not row.ok for row in rows)
     line = f"initial weights: {len(rows)} tensors measured, {wrong} not as declared"

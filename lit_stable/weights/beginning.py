@@ -1,0 +1,62 @@
+"""A new run that begins with the weights of a checkpoint: no optimizer state, no position, nothing else of it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from lit_stable.callbacks.checkpoint_contents import CheckpointError, refuse_other_model, stored_shapes
+from lit_stable.callbacks.checkpoint_files import damage
+from lit_stable.model.config import GPTConfig
+from lit_stable.model.same_model import model_changes
+from lit_stable.weights.stored_model import read_record
+
+
+def begin_with(module: nn.Module, path: Path, config: GPTConfig) -> list[str]:
+    """Fill a module, sharded or whole, with the weights of a checkpoint; all ranks call it.
+
+    Args:
+        module: With the names that the checkpoint has: a ``GPTModule``.
+        path: File, or folder of a sharded checkpoint.
+        config: Of the module's model.
+
+    Returns:
+        A line for each option that is not the checkpoint's, and may be another.
+
+    Raises:
+        CheckpointError: when the checkpoint is damaged, or of another model.
+    """
+    if phrase := damage(path):
+        raise CheckpointError(f"{phrase}; begin with another checkpoint.")
+    stored = read_record(path).get("model", {})
+    problems, lines = model_changes(config, stored) if stored else ([], [])
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    refuse_other_model(path, stored_shapes(path, weights_only=True, needs_optimizer=False), module, strict=True)
+    _fill_from_folder(module, path) if path.is_dir() else _fill_from_file(module, path)
+    return lines
+
+
+def _fill_from_folder(module: nn.Module, path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_loader import load  # costs half a second to import
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*assuming the intent is to load in a single process.*")
+        # In place: each rank reads its own pieces.
+        load({"state_dict": module.state_dict()}, checkpoint_id=str(path), no_dist=not dist.is_initialized())
+
+
+def _fill_from_file(module: nn.Module, path: Path) -> None:
+    state = torch.load(path, mmap=True, map_location="cpu", weights_only=True)["state_dict"]
+    if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        module.load_state_dict(state)
+        return
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=True)
+    set_model_state_dict(module, state, options=options)

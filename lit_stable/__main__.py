@@ -17,6 +17,8 @@ SUBCOMMANDS = {
     "inspect": "look into a checkpoint, or compare two",
     "dump-batch": "print the samples that a run read at a step, with their sources and text",
     "runs": "draw the tree of runs: where each left its parent, and what it does otherwise",
+    "export": "write the model of a checkpoint as a folder of Hugging Face transformers",
+    "import": "write a checkpoint and its recipe from a folder of Hugging Face transformers",
     "generate": "let the model of a checkpoint continue a text",
     "average": "write the mean of the weights of several checkpoints",
     "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",

@@ -38,6 +38,7 @@ from lit_stable.cli.diagnose import run_diagnose
 from lit_stable.cli.dump_batch import run_dump_batch
 from lit_stable.cli.errors import RunFailed, RunStopped, UserError, is_for_the_user, sentence
 from lit_stable.cli.every_problem import every_problem
+from lit_stable.cli.exchange import run_export, run_import
 from lit_stable.cli.features import active_features, add_feature_arguments, adopt_data, refuse_twins
 from lit_stable.cli.generate import run_generate
 from lit_stable.cli.inspect_checkpoint import run_inspect
@@ -73,6 +74,8 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "inspect": run_inspect,
     "dump-batch": run_dump_batch,
     "runs": run_runs,
+    "export": run_export,
+    "import": run_import,
     "generate": run_generate,
     "average": run_average,
 }

@@ -62,9 +62,7 @@ def test_what_has_no_mean_is_refused(tmp_path):
         average([a, b], out, [1])
     with pytest.raises(ValueError, match=r"must be finite numbers of 0 or more"):
         average([a, a], out, [1, -1])
-    with pytest.raises(
-        ValueError, match=r"b\.ckpt: is not of the model of .*\(wte\.weight \(1,\) and \(2,\)\)"
-    ):
+    with pytest.raises(ValueError, match=r"b\.ckpt: is not of the model of .*\(wte\.weight \(1,\) and \(2,\)\)"):
         average([a, b], out)
     with pytest.raises(ValueError, match=r"rope\.ckpt: is not of the model .* \(gpt\.position=learned\)"):
         average([a, rope], out)

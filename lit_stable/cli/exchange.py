@@ -1,0 +1,61 @@
+"""`lit-stable export CKPT --to hf` and `lit-stable import FOLDER`: models of `transformers`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import ArgumentParser
+
+from lit_stable.cli.checkpoint_argument import CHECKPOINT, add_root, named_checkpoint
+from lit_stable.data.tokenizer import Tokenizer
+from lit_stable.weights.exchange import compare_logits, export_to_hf, import_from_hf
+from lit_stable.weights.families import FamilyName
+from lit_stable.weights.stored_model import open_model
+from lit_stable.weights.tokenizer_of_run import find_tokenizer
+
+
+def run_export(argv: Sequence[str]) -> None:
+    """Parse the arguments of ``export``, write the folder and say what is in it."""
+    parser = ArgumentParser(
+        prog="lit-stable export",
+        description="Write the model of a checkpoint as a folder of transformers: GPT-2, OPT, BLOOM or Llama.",
+    )
+    parser.add_argument("checkpoint", type=str, help=CHECKPOINT)
+    parser.add_argument("--to", type=Literal["hf"], required=True, help="hf: Hugging Face transformers.")
+    parser.add_argument("--out", type=Path, required=True, help="Folder to write.")
+    parser.add_argument(
+        "--family", type=FamilyName | None, default=None, help="As what; by default what its positions point to."
+    )
+    parser.add_argument("--tokenizer", type=Path | None, default=None, help="A tokenizer.json instead of the run's.")
+    parser.add_argument("--compare", action="store_true", help="Compare logits in transformers, which must be there.")
+    add_root(parser)
+    arguments = parser.parse_args(list(argv))
+    path = named_checkpoint(arguments.checkpoint, arguments.root)
+    tokenizer, notes = _tokenizer(path, arguments.tokenizer)
+    print("\n".join([*export_to_hf(path, arguments.out, arguments.family, tokenizer), *notes]))
+    if arguments.compare:
+        found = compare_logits(path, arguments.out)
+        print(f"logits: differ by {found.largest:.2g} at most; the largest is {found.of:.3g}")
+
+
+def _tokenizer(path: Path, given: Path | None) -> tuple[Tokenizer | None, list[str]]:
+    try:
+        return find_tokenizer(open_model(path).record, given), []
+    except ValueError as error:
+        if given is not None:
+            raise
+        return None, [f"no tokenizer beside it: {error}"]
+
+
+def run_import(argv: Sequence[str]) -> None:
+    """Parse the arguments of ``import``, write the checkpoint and its recipe, and say what they are."""
+    parser = ArgumentParser(
+        prog="lit-stable import",
+        description="Write a checkpoint of weights, and the recipe of its model, from a folder of transformers.",
+    )
+    parser.add_argument("folder", type=Path, help="With config.json and weights: GPT-2, OPT, BLOOM or Llama.")
+    parser.add_argument("--out", type=Path, required=True, help="Checkpoint file to write; the recipe lies beside it.")
+    arguments = parser.parse_args(list(argv))
+    print("\n".join(import_from_hf(arguments.folder, arguments.out)))

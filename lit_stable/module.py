@@ -95,6 +95,7 @@ class GPTModule(LightningModule):
         self.gradient_predivide = gradient_predivide
         self.gpt: GPT | None = None
         self.initial_weights: Path | None = None  # checkpoint that they come from instead of `seed_init`
+        self.inserted: tuple[str, ...] = ()  # norms that the checkpoint to be loaded may lack
         self.validation_losses = ValidationLosses()
         self.window_loss: Tensor | None = None  # mean loss of the last committed window, fp32, on the device
         self.sample_losses: tuple[Tensor, Tensor, Tensor] | None = None  # what `SourceLoss` reads
@@ -135,7 +136,7 @@ class GPTModule(LightningModule):
             recompute=self.recompute,
         )
         if self.initial_weights is not None:
-            for line in begin_with(self, self.initial_weights, self.config):
+            for line in begin_with(self, self.gpt, self.initial_weights, self.inserted):
                 rank_zero_info(f"model.{line}")
         if compiled:
             self.training_loss.compile(dynamic=False if fixed_shapes else None)
@@ -268,7 +269,7 @@ class GPTModule(LightningModule):
                 rank_zero_info(f"model.{line} (on_conflict: {self.schedule.on_conflict})")
 
     def _compare_models(self, stored: Mapping[str, Any]) -> None:
-        problems, lines = model_changes(self.config, stored) if stored else ([], [])
+        problems, lines = model_changes(self.config, stored, self.inserted) if stored else ([], [])
         if problems:
             raise MisconfigurationException("\n".join(problems))
         for line in lines:

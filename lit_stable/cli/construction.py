@@ -28,6 +28,7 @@ from lit_stable.model.config import GPTConfig
 from lit_stable.model.tensor_parallel import tensor_parallel_problems
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.run.checkpoints import Checkpoints
+from lit_stable.run.surgery import SurgeryOptions, refuse_idle_surgery
 from lit_stable.strategies.loss_scale import LossScale
 from lit_stable.strategies.mesh import MeshOptions
 from lit_stable.strategies.precisions import precision_problem
@@ -125,11 +126,21 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "", lambda: Published(**config["published"].as_dict())
     yield "", lambda: MeshOptions(**config["mesh"].as_dict())
     yield "", lambda: LossScale(**config["loss_scale"].as_dict())
+    yield "", lambda: _judge_surgery(config)
     yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]
         if options is not None:
             yield "", partial(_build_feature, feature, options.as_dict().get("init_args", {}))
+
+
+def _judge_surgery(config: Namespace) -> None:
+    options = SurgeryOptions(**config["surgery"].as_dict())
+    try:
+        gpt = GPTConfig(**config["model"]["gpt"].as_dict())
+    except ValueError:  # judged by itself
+        return
+    refuse_idle_surgery(options, gpt)
 
 
 def _build_feature(feature: type[Callback], options: dict[str, Any]) -> Callback:

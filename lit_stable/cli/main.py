@@ -57,6 +57,7 @@ from lit_stable.run.loss_scale_watch import LossScaleWatch
 from lit_stable.run.masked_share import MaskedShare
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
+from lit_stable.run.surgery import Surgery, SurgeryOptions
 from lit_stable.strategies import fsdp1, fsdp2
 from lit_stable.strategies.launcher import launched_devices, recipe_devices
 from lit_stable.strategies.loss_scale import LossScale
@@ -126,6 +127,7 @@ class LitStableCLI(LightningCLI):
         parser.add_class_arguments(Published, "published", instantiate=True)
         parser.add_class_arguments(MeshOptions, "mesh", instantiate=True)
         parser.add_class_arguments(LossScale, "loss_scale", instantiate=True)
+        parser.add_class_arguments(SurgeryOptions, "surgery", instantiate=True)
         parser.add_argument("--validate_every", type=int, default=500, help="Optimizer steps between validations.")
         parser.add_argument(
             "--resume",
@@ -235,11 +237,23 @@ class LitStableCLI(LightningCLI):
             *([] if data.mask_repeats is None else [MaskedShare()]),
             ValidateEverySteps(self._get(self.config, "validate_every")),
             SafeCheckpoints(),
+            self._surgery(),
             LossScaleWatch(),
             self._stop,
             self._report,
             self._get(self.config_init, "checkpoints"),
         ]
+
+    def _surgery(self) -> Surgery:
+        options: SurgeryOptions = self._get(self.config_init, "surgery")
+        if options.insert and self._checkpoint is None and self.command.name == "fit":
+            raise ValueError(
+                f"surgery.insert={options.insert}: is done on a checkpoint; give --ckpt_path, or leave it away: a new"
+                " run has the norm from the start."
+            )
+        if self._begins_with_weights:
+            self.model.inserted = tuple(options.insert)
+        return Surgery(options)
 
     @property
     def _begins_with_weights(self) -> bool:

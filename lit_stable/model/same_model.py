@@ -6,11 +6,12 @@ otherwise, all weights fit and compute something else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.insertion import MAY_CHANGE_WITH, has_norm
 
 # What a run may change on its way: what is done while training, how weights once began, and what only adds or bounds.
 _FREE = {
@@ -29,23 +30,32 @@ def model_record(config: GPTConfig) -> dict[str, Any]:
     return {**asdict(config), "n_kv_head": groups, "embed_norm": config.has_embed_norm}
 
 
-def model_changes(config: GPTConfig, stored: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def model_changes(
+    config: GPTConfig, stored: Mapping[str, Any], inserted: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
     """What differs between a model and the record of another: sentences of refusal, and lines about what may differ.
 
     Sizes that are seen in shapes are left out.
 
-    An option that the record does not know was not there: its weights were trained with the default.
+    An option that the record does not know was not there: its weights were trained with the default. A norm that is
+    ``inserted`` on purpose may differ.
     """
+    free = _FREE.union(*(MAY_CHANGE_WITH[what] for what in inserted))
     known = {**model_record(GPTConfig()), **stored}
     changed = {name: value for name, value in model_record(config).items() if _plain(known[name]) != _plain(value)}
     problems = [
         f"model.gpt.{name}={value}: the checkpoint is of a model with {known[name]}, and its weights would mean"
-        " something else here; set it back, or begin a new run."
+        f" something else here; set it back,{_remedy(name, known)} or begin a new run."
         for name, value in changed.items()
-        if name not in _FREE | _IN_SHAPES and not _neutral(name, known[name], value)
+        if name not in free | _IN_SHAPES and not _neutral(name, known[name], value)
     ]
-    lines = [f"gpt.{name} {known[name]} -> {value} (recipe)" for name, value in changed.items() if name in _FREE]
+    lines = [f"gpt.{name} {known[name]} -> {value} (recipe)" for name, value in changed.items() if name in free]
     return problems, lines
+
+
+def _remedy(name: str, stored: Mapping[str, Any]) -> str:
+    can_be_inserted = name in MAY_CHANGE_WITH and not has_norm(name, stored)
+    return f" insert the norm by surgery: {{insert: [{name}]}}," if can_be_inserted else ""
 
 
 def _neutral(name: str, old: Any, new: Any) -> bool:

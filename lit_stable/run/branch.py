@@ -30,7 +30,7 @@ _THE_SAME_RUN = (
     *_UNREMARKABLE,
     *("validate_every", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps", "trainer.enable_"),
     *("trainer.devices", "trainer.num_nodes", "data.num_workers", "data.validation"),
-    "model.schedule.on_conflict",
+    *("model.schedule.on_conflict", "surgery."),  # which does nothing unless the model changes
 )
 
 

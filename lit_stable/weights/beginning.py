@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,18 +13,20 @@ from torch.distributed.tensor import DTensor
 
 from lit_stable.callbacks.checkpoint_contents import CheckpointError, refuse_other_model, stored_shapes
 from lit_stable.callbacks.checkpoint_files import damage
-from lit_stable.model.config import GPTConfig
+from lit_stable.model.gpt import GPT
+from lit_stable.model.insertion import missing_norms, out_of_sight
 from lit_stable.model.same_model import model_changes
 from lit_stable.weights.stored_model import read_record
 
 
-def begin_with(module: nn.Module, path: Path, config: GPTConfig) -> list[str]:
+def begin_with(module: nn.Module, gpt: GPT, path: Path, insert: Sequence[str] = ()) -> list[str]:
     """Fill a module, sharded or whole, with the weights of a checkpoint; all ranks call it.
 
     Args:
         module: With the names that the checkpoint has: a ``GPTModule``.
+        gpt: The model in it.
         path: File, or folder of a sharded checkpoint.
-        config: Of the module's model.
+        insert: Norms that the checkpoint may lack; they keep the weights that they have.
 
     Returns:
         A line for each option that is not the checkpoint's, and may be another.
@@ -34,11 +37,14 @@ def begin_with(module: nn.Module, path: Path, config: GPTConfig) -> list[str]:
     if phrase := damage(path):
         raise CheckpointError(f"{phrase}; begin with another checkpoint.")
     stored = read_record(path).get("model", {})
-    problems, lines = model_changes(config, stored) if stored else ([], [])
+    inserted = [what for what in missing_norms(gpt.config, stored) if what in insert]
+    problems, lines = model_changes(gpt.config, stored, inserted) if stored else ([], [])
     if problems:
         raise CheckpointError("\n".join(problems))
-    refuse_other_model(path, stored_shapes(path, weights_only=True, needs_optimizer=False), module, strict=True)
-    _fill_from_folder(module, path) if path.is_dir() else _fill_from_file(module, path)
+    with out_of_sight(gpt, [], inserted):
+        refuse_other_model(path, stored_shapes(path, weights_only=True, needs_optimizer=False), module, strict=True)
+        fill = _fill_from_folder if path.is_dir() else _fill_from_file
+        fill(module, path)
     return lines
 
 

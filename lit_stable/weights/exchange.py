@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from lit_stable.callbacks.checkpoint_files import partial_path
@@ -16,7 +17,7 @@ from lit_stable.model.same_model import model_record
 from lit_stable.weights.families import FAMILIES, FamilyName, closest_family, export_problems, import_problems
 from lit_stable.weights.family_names import from_family, has_biases, to_family
 from lit_stable.weights.hf_folder import read_folder, write_folder
-from lit_stable.weights.stored_model import open_model, refuse_existing, write_weights
+from lit_stable.weights.stored_model import build_model, open_model, refuse_existing, write_weights
 
 RECORD = "lit_stable"  # our options within a config.json, where transformers carries them along unread
 
@@ -113,10 +114,6 @@ def compare_logits(path: Path, folder: Path, tokens: int = 16) -> Comparison:
     Raises:
         ValueError: when `transformers` is not there.
     """
-    import torch
-
-    from lit_stable.weights.stored_model import build_model
-
     try:
         from transformers import AutoModelForCausalLM
     except ImportError as error:
@@ -124,7 +121,8 @@ def compare_logits(path: Path, folder: Path, tokens: int = 16) -> Comparison:
     stored = open_model(path)
     length = min(tokens, stored.config.max_length)
     ids = torch.randint(stored.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
-    there = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    there: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder).to(torch.float32)
+    there.eval()
     with torch.no_grad():
         own, other = build_model(stored)(ids).float(), there(ids).logits.float()
     return Comparison(float((own - other).abs().max()), float(own.abs().max()))

@@ -177,7 +177,7 @@ def export_problems(config: GPTConfig, family: Family) -> list[str]:
 def import_problems(settings: Mapping[str, Any]) -> list[str]:
     """One sentence for each setting of a config.json that a GPT has no counterpart of."""
     kind = settings.get("model_type")
-    if kind not in get_args(FamilyName):
+    if not isinstance(kind, str) or kind not in get_args(FamilyName):
         return [f"model_type={kind}: is none of {', '.join(get_args(FamilyName))}, which are read."]
     family = FAMILIES[kind]
     found = {name: settings.get(name, allowed[0]) for name, allowed in family.fixed.items()}

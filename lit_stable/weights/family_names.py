@@ -150,12 +150,12 @@ def _apart(config: GPTConfig) -> tuple[Callable[[Tensor], tuple[Tensor, ...]], C
     size, queries = config.head_size, config.n_head // config.kv_heads
 
     def there(rows: Tensor) -> tuple[Tensor, ...]:
-        groups = rows.unflatten(0, (config.kv_heads, queries + 2, size))  # (G, H/G + 2, K, ...)
-        q, k, v = groups.split((queries, 1, 1), dim=1)
+        groups = rows.reshape(config.kv_heads, queries + 2, size, *rows.shape[1:])  # (G, H/G + 2, K, ...)
+        q, k, v = groups[:, :queries], groups[:, queries : queries + 1], groups[:, queries + 1 :]
         return q.flatten(0, 2), k.flatten(0, 2), v.flatten(0, 2)
 
     def back(parts: tuple[Tensor, ...]) -> Tensor:
-        q, k, v = (part.unflatten(0, (config.kv_heads, -1, size)) for part in parts)
+        q, k, v = (part.reshape(config.kv_heads, -1, size, *part.shape[1:]) for part in parts)
         return torch.cat((q, k, v), dim=1).flatten(0, 2)
 
     return there, back

@@ -121,8 +121,7 @@ def compare_logits(path: Path, folder: Path, tokens: int = 16) -> Comparison:
     stored = open_model(path)
     length = min(tokens, stored.config.max_length)
     ids = torch.randint(stored.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
-    there: torch.nn.Module = AutoModelForCausalLM.from_pretrained(folder).to(torch.float32)
-    there.eval()
+    there: Any = AutoModelForCausalLM.from_pretrained(folder).float().eval()
     with torch.no_grad():
         own, other = build_model(stored)(ids).float(), there(ids).logits.float()
     return Comparison(float((own - other).abs().max()), float(own.abs().max()))

@@ -121,7 +121,8 @@ def compare_logits(path: Path, folder: Path, tokens: int = 16) -> Comparison:
     stored = open_model(path)
     length = min(tokens, stored.config.max_length)
     ids = torch.randint(stored.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
-    there: Any = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    load: Any = AutoModelForCausalLM.from_pretrained  # whose types differ between versions
+    there = load(folder).float().eval()
     with torch.no_grad():
         own, other = build_model(stored)(ids).float(), there(ids).logits.float()
     return Comparison(float((own - other).abs().max()), float(own.abs().max()))

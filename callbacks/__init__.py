@@ -31,6 +31,7 @@ from .qk_clip import QKClip
 from .recovery import Recovery
 from .recovery_time import RecoveryTime
 from .resuming_batches import ResumingBatches
+from .run_control import KillFileExists, RunControl
 from .safe_checkpoints import SafeCheckpoints
 from .sample_text import SampleText
 from .scalars import Scalars
@@ -69,6 +70,7 @@ __all__ = [
     "InvariantCheck",
     "InvariantViolation",
     "LRBackoff",
+    "KillFileExists",
     "LROverride",
     "LayerNormFreeze",
     "OptimizerMonitor",
@@ -79,6 +81,7 @@ __all__ = [
     "Recovery",
     "RecoveryTime",
     "ResumingBatches",
+    "RunControl",
     "SafeCheckpoints",
     "SampleText",
     "Scalars",

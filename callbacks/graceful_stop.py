@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .base import StabilityCallback, rank_zero_info
+from .early_end import EarlyEnd, save_now
 from .private_names import (
     after_signal_registration,
     restore_signal_registration,
@@ -55,7 +56,7 @@ class GracefulStop(StabilityCallback):
         self._received = 0
         self._interrupted = False
         self._previous: dict[int, Any] = {}
-        self._overridden: list[tuple[Any, str, Any]] = []  # (owner, attribute, what it was)
+        self._end = EarlyEnd()
         self._group: Any = None
         self._process = 0
         self._training = False
@@ -105,21 +106,8 @@ class GracefulStop(StabilityCallback):
         self.signal = received
         name = signal.Signals(received).name
         rank_zero_info(f"{name} received: writing a checkpoint after step {trainer.global_step}, then stopping.")
-        self._save(trainer, trainer.global_step)
-        self._stop_now(trainer)
-
-    def _stop_now(self, trainer: Trainer) -> None:
-        # Whoever sent the signal may not wait for a validation first, nor for a minimum of steps or epochs.
-        loop = trainer.fit_loop
-        overrides: list[tuple[Any, str, Any]] = [
-            (trainer, "limit_val_batches", 0),
-            (loop, "min_epochs", None),
-            (loop.epoch_loop, "min_steps", None),
-        ]
-        for owner, name, value in overrides:
-            self._overridden.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, value)
-        trainer.should_stop = True
+        save_now(trainer, self.dirpath)
+        self._end.end(trainer)
 
     def _agreed(self) -> int:
         if self._group is None:
@@ -127,13 +115,6 @@ class GracefulStop(StabilityCallback):
         flag = torch.tensor([self._received])
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return int(flag.item())
-
-    def _save(self, trainer: Trainer, step: int) -> None:
-        for callback in trainer.checkpoint_callbacks:
-            if hasattr(callback, "save_now"):
-                callback.save_now(trainer)
-                return
-        trainer.save_checkpoint(os.path.join(self.dirpath or trainer.default_root_dir, f"stopped-step={step}.ckpt"))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for number, handler in self._previous.items():
@@ -143,11 +124,7 @@ class GracefulStop(StabilityCallback):
         self._previous = {}
         self._training = False
         restore_signal_registration(trainer)
-        if self._overridden:
-            for owner, name, value in self._overridden:
-                setattr(owner, name, value)
-            self._overridden = []
-            trainer.should_stop = False  # or Lightning 2.5.0 ends the next fit before its first step
+        self._end.undo(trainer)
         restore_sigterm_broadcast(trainer)
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)

@@ -8,7 +8,6 @@ their number; the time of day stands in them for people alone.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .events import plain
+from .line_file import append_lines
 
 FILE = "recovery.jsonl"
 
@@ -79,26 +79,7 @@ def append(path: Path, entries: Iterable[Entry]) -> None:
     Raises:
         OSError: when they cannot be written; the file is then as it was.
     """
-    text = "".join(json.dumps(plain(asdict(entry)), allow_nan=False) + "\n" for entry in entries)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        size = os.lseek(handle, 0, os.SEEK_END)
-        try:
-            # A line that was cut short must not swallow this one.
-            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            _write_all(handle, (("\n" if torn else "") + text).encode())
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, size)
-            raise
-    finally:
-        os.close(handle)
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]
+    append_lines(path, [json.dumps(plain(asdict(entry)), allow_nan=False) for entry in entries])
 
 
 def of_run(entries: Iterable[Entry], run: str) -> list[Entry]:

@@ -16,12 +16,14 @@ SUBCOMMANDS = {
     "diagnose": "find spikes, slow divergence and more in the log of any run, and say what to try",
     "inspect": "look into a checkpoint, or compare two",
     "dump-batch": "print the samples that a run read at a step, with their sources and text",
+    "ctl": "give an order to a run under way: save, stop, validate, or another learning rate",
     "runs": "draw the tree of runs: where each left its parent, and what it does otherwise",
     "export": "write the model of a checkpoint as a folder of Hugging Face transformers",
     "import": "write a checkpoint and its recipe from a folder of Hugging Face transformers",
     "generate": "let the model of a checkpoint continue a text",
     "average": "write the mean of the weights of several checkpoints",
     "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",
+    "check-devices": "test every GPU, and under torchrun what they send each other; names the bad one",
 }
 
 _HELP = """\
@@ -50,6 +52,7 @@ exit codes:
   1    failed, or a checkpoint cannot be read or written
   2    the recipe or the command line is wrong; nothing was run
   3    stopped by the recovery ladder; its ledger says why
+  4    stopped by `ctl stop` or the kill file, a checkpoint was written; or the kill file let nothing begin
   75   to be started again with --resume auto, to step back (stability.recovery.restart)
   130  stopped by Ctrl-C, a checkpoint was written
   141  whoever read the output has gone, as with `| head`

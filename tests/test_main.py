@@ -13,7 +13,7 @@ def test_help_lists_every_subcommand_and_exit_code(capsys):
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"  {name} " in text for name in SUBCOMMANDS)
-    assert all(f"\n  {code:<4} " in text for code in (0, 1, 2, 130, 141, 143))
+    assert all(f"\n  {code:<4} " in text for code in (0, 1, 2, 4, 130, 141, 143))
 
 
 def test_no_arguments_show_the_help_and_count_as_a_usage_error(capsys):
@@ -33,8 +33,8 @@ def test_version_prints_the_block_for_a_bug_report(capsys):
         (
             "xyz",
             "lit-stable: xyz: is no subcommand; write one of fit, validate, test, prepare, diagnose, inspect,"
-            " dump-batch, runs, export, import, generate,"
-            " average, check.\n",
+            " dump-batch, ctl, runs, export, import, generate, average, check, check-devices.
+",
         ),
         ("--config", "lit-stable: --config: options come after the subcommand; start with one of fit, validate"),
     ],

@@ -20,8 +20,10 @@ from lit_stable.callbacks import (
     Events,
     GracefulStop,
     GradNorm,
+    KillFileExists,
     Progress,
     Recovery,
+    RunControl,
     SafeCheckpoints,
     StepSeed,
     ValidateEverySteps,
@@ -31,9 +33,12 @@ from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.fit_with_recovery import pending_target
 from lit_stable.callbacks.recovery_exit import RESTART, STOPPED, RecoveryStopped, Rewind
 from lit_stable.cli.average import run_average
+from lit_stable.callbacks.run_control import STOPPED as ORDERED
 from lit_stable.cli.check import check
+from lit_stable.cli.check_devices import run_check_devices
 from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
+from lit_stable.cli.ctl import run_ctl
 from lit_stable.cli.diagnose import run_diagnose
 from lit_stable.cli.dump_batch import run_dump_batch
 from lit_stable.cli.errors import RunFailed, RunStopped, UserError, is_for_the_user, sentence
@@ -74,6 +79,8 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "diagnose": run_diagnose,
     "inspect": run_inspect,
     "dump-batch": run_dump_batch,
+    "ctl": run_ctl,
+    "check-devices": run_check_devices,
     "runs": run_runs,
     "export": run_export,
     "import": run_import,
@@ -125,6 +132,7 @@ class LitStableCLI(LightningCLI):
         parser.add_class_arguments(RunOptions, "run")
         parser.add_class_arguments(Checkpoints, "checkpoints", instantiate=True)
         parser.add_class_arguments(Published, "published", instantiate=True)
+        parser.add_class_arguments(RunControl, "control", instantiate=True, skip={"folder"})
         parser.add_class_arguments(MeshOptions, "mesh", instantiate=True)
         parser.add_class_arguments(LossScale, "loss_scale", instantiate=True)
         parser.add_class_arguments(SurgeryOptions, "surgery", instantiate=True)
@@ -239,6 +247,7 @@ class LitStableCLI(LightningCLI):
             SafeCheckpoints(),
             self._surgery(),
             LossScaleWatch(),
+            self._get(self.config_init, "control"),
             self._stop,
             self._report,
             self._get(self.config_init, "checkpoints"),
@@ -304,7 +313,7 @@ class LitStableCLI(LightningCLI):
         except RecoveryStopped as error:
             raise RunStopped(str(error)) from error
         except (MisconfigurationException, ValueError) as error:
-            if not is_for_the_user(error):
+            if not is_for_the_user(error) or isinstance(error, KillFileExists):
                 raise
             # A checkpoint that cannot be read or written is no fault of the recipe.
             failed = self._report.started or isinstance(error, CheckpointError)
@@ -354,8 +363,10 @@ class LitStableCLI(LightningCLI):
 
     @property
     def exit_code(self) -> int:
-        """0, or 128 + the signal that stopped the run."""
-        return _SIGNALLED + self._stop.signal if self._stop.signal else 0
+        """0, 128 + the signal that stopped the run, or that it was stopped by an order."""
+        if self._stop.signal:
+            return _SIGNALLED + self._stop.signal
+        return ORDERED if self._get(self.config_init, "control").stopped else 0
 
 
 def run(argv: Sequence[str]) -> int:
@@ -368,9 +379,9 @@ def run(argv: Sequence[str]) -> int:
         if name in _ALONE:
             return _ALONE[name](rest) or 0
         return LitStableCLI(Command(name, rest, *expand_arguments(rest))).exit_code
-    except (RunFailed, RunStopped, Rewind) as error:
+    except (RunFailed, RunStopped, Rewind, KillFileExists) as error:
         print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
-        return {RunFailed: FAILED, RunStopped: STOPPED, Rewind: RESTART}[type(error)]
+        return {RunFailed: FAILED, RunStopped: STOPPED, Rewind: RESTART, KillFileExists: ORDERED}[type(error)]
     except (UserError, MisconfigurationException, ValueError) as error:
         if not (isinstance(error, UserError) or is_for_the_user(error)):
             raise

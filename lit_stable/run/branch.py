@@ -18,6 +18,7 @@ SCHEDULE = "model.schedule."  # has a policy of its own for a resume, which spea
 _UNREMARKABLE = (
     "run.",
     "checkpoints.",
+    "control.",
     "trainer.logger",
     "trainer.default_root_dir",
     "resume",

@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from lit_stable.callbacks import Events, Progress, Recovery
+from lit_stable.callbacks import Events, Progress, Recovery, RunControl
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.module import GPTModule
@@ -105,7 +105,8 @@ class Session(Callback):
         self.folder = Path(trainer.strategy.broadcast(str(folder)))
         Events.of(trainer).folder = self.folder
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Checkpoints) or (isinstance(callback, Recovery) and callback.folder is None):
+            placed = isinstance(callback, Recovery) and callback.folder is not None
+            if isinstance(callback, (Checkpoints, Recovery, RunControl)) and not placed:
                 callback.folder = self.folder
 
     def _count(self, trainer: Trainer, facts: dict[str, Any]) -> None:

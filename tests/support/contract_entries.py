@@ -89,6 +89,7 @@ ENTRIES = {
         trouble=True,
     ),
     "RecoveryTime": Entry({"rise": 0.1}),
+    "RunControl": Entry(),
     "SafeCheckpoints": Entry(),
     "SampleText": Entry({"prompt_ids": [[1, 2], [3]], "new_tokens": 4}),
     "Scalars": Entry(),

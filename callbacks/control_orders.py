@@ -1,0 +1,128 @@
+"""Orders to a run under way, and the record of those that were carried out.
+
+An order is a small file in ``RUN/control``, put there whole by a rename. What became of it is a line of
+``RUN/control.jsonl``, on disk before anything is done: killed in between, a run does nothing twice, and a change of the
+learning rate is in force from the same step on after any resume.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from .base import MisconfigurationException
+from .line_file import append_lines
+
+INBOX, LEDGER = "control", "control.jsonl"
+ACTIONS = ("save", "stop", "validate")
+_RATE = re.compile(r"lr\*=(?P<factor>\S+)")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody asked for."""
+
+    id: str
+    """Unlike any other's."""
+    action: str
+    """``save``, ``stop``, ``validate`` or ``lr``."""
+    factor: float | None = None
+    """Of ``lr``: what the learning rate is multiplied by from then on."""
+    asked: str = ""
+    """When, in UTC."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """An order that was carried out: one line of the ledger."""
+
+    number: int
+    """Its place in the ledger, from 1."""
+    run: str
+    """Whose order it was; checkpoints carry the same word."""
+    id: str
+    action: str
+    step: int
+    """Optimizer steps that were behind the run; a new rate is in force from the next one on."""
+    factor: float | None = None
+    asked: str = ""
+    time: str = ""
+
+
+def new_order(words: str) -> Order:
+    """The order that ``save``, ``stop``, ``validate`` or ``lr*=FACTOR`` means.
+
+    Raises:
+        MisconfigurationException: when it means none.
+    """
+    factor = None
+    if match := _RATE.fullmatch(words):
+        factor = _factor(match["factor"])
+    elif words not in ACTIONS:
+        raise MisconfigurationException(f"{words!r}: is no order; write save, stop, validate or 'lr*=0.67'.")
+    name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"  # in the order of asking
+    return Order(name, words if factor is None else "lr", factor, now())
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not (0 < factor < math.inf):
+        raise MisconfigurationException(f"lr*={text}: must be a number above 0, as in 'lr*=0.67'.")
+    return factor
+
+
+def place(folder: Path, order: Order) -> Path:
+    """Put an order where the run in ``folder`` looks for it; the file's path."""
+    inbox = folder / INBOX
+    inbox.mkdir(exist_ok=True)
+    path = inbox / f"{order.id}.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(order)))
+    partial.replace(path)
+    return path
+
+
+def waiting(folder: Path) -> list[tuple[Path, Order]]:
+    """The orders that wait for a run, oldest first; what is no order is removed."""
+    found = []
+    inbox = folder / INBOX
+    for path in sorted(inbox.glob("*.json")) if inbox.is_dir() else []:
+        try:
+            found.append((path, Order(**json.loads(path.read_text()))))
+        except (ValueError, TypeError):
+            path.unlink(missing_ok=True)
+    return found
+
+
+def read_ledger(folder: Path) -> list[Done]:
+    """The lines of a run's ledger; one that a kill cut short is left out."""
+    path, found = folder / LEDGER, []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        try:
+            found.append(Done(**json.loads(line)))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def write_ledger(folder: Path, lines: list[Done]) -> None:
+    """Add lines, all or none, and wait until they are on disk.
+
+    Raises:
+        OSError: when they cannot be written.
+    """
+    append_lines(folder / LEDGER, [json.dumps(asdict(line)) for line in lines])
+
+
+def now() -> str:
+    """The time of day in UTC, for people alone: nothing depends on it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,261 @@
+"""Steer a run from outside: save, stop, validate, change the learning rate; on all ranks at one step boundary."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from .base import MisconfigurationException, StabilityCallback, rank_zero_info, rank_zero_warn, was_logging_step
+from .control_orders import Done, Order, now, read_ledger, waiting, write_ledger
+from .early_end import EarlyEnd, save_now
+from .events import Event, Events, emit
+from .learning_rate import EffectiveLR
+from .private_names import window_is_open
+from .progress import Mark, Progress
+from .safe_checkpoints import KEY
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+#: Exit code of a process whose run was stopped by an order or by the kill file.
+STOPPED = 4
+
+
+class KillFileExists(MisconfigurationException):
+    """Raised on all ranks before training, while the kill file is there."""
+
+
+class RunControl(StabilityCallback):
+    """Take orders to a run under way, which somebody puts into ``folder/control`` (``lit-stable ctl RUN ORDER`` does).
+
+    ``save``: a checkpoint now. ``validate``: a validation now. ``stop``: a checkpoint and the end of the fit, as
+    :class:`~.graceful_stop.GracefulStop` does it. ``lr*=0.67``: the learning rate times that, on top of the schedule
+    and of every other change, for the rest of the run.
+
+    Rank 0 looks for orders after every ``every_steps``-th optimizer step; all ranks carry them out together at that
+    step boundary, in the order in which they were asked. Each is first written, to disk, as a line of
+    ``folder/control.jsonl``, and an event ``control`` says it to the loggers. Without that line (a full disk) only a
+    stop is carried out; the others wait.
+
+    **The learning rate is in force after a resume**, from the very step on: from the checkpoint, or, where that is
+    older than the order, from the ledger when the run comes to the step again. A run that branches off from an earlier
+    checkpoint into another folder does not know of what came later. ``lr*=1.5`` takes back ``lr*=0.666...`` as far as
+    the numbers do; both stay in the record.
+
+    **The kill file**, ``folder/STOP`` unless named otherwise, acts as ``stop`` does, and for as long as it is there no
+    fit begins: ``KillFileExists``. One file may stop many runs.
+
+    Between orders a step costs a look into a folder on rank 0 and, with several ranks, one all-reduce of one number
+    over a CPU group; the device is never read. Without an order the run is bit-identical to one without this callback.
+
+    Logged at logging steps: ``stability/control_lr_factor`` (product of the factors in force).
+
+    Args:
+        kill_file: Path of the kill file, relative to ``folder``; ``None``: there is none.
+        every_steps: Optimizer steps between looks, >= 1.
+        folder: Of the run; ``None``: the trainer's ``default_root_dir``.
+
+    Attributes:
+        stopped: Whether an order or the kill file has stopped the last fit.
+        is_replay: Take no orders and write nothing; what the ledger in ``folder`` says of the learning rate holds.
+
+    Raises:
+        MisconfigurationException: when ``every_steps`` is below 1.
+        KillFileExists: see above.
+
+    Example::
+
+        >>> Trainer(callbacks=[RunControl(folder="runs/mine")], logger=False)  # doctest: +SKIP
+    """
+
+    order: ClassVar[int] = 94  # before GracefulStop: what both save is one checkpoint
+
+    def __init__(self, kill_file: str | None = "STOP", every_steps: int = 1, folder: str | None = None) -> None:
+        if every_steps < 1:
+            raise MisconfigurationException(f"`RunControl(every_steps={every_steps})`: must be at least 1.")
+        self.kill_file, self.every_steps = kill_file, every_steps
+        self.folder = None if folder is None else Path(folder)
+        self.stopped = False
+        self.is_replay = False
+        self._changes: dict[str, tuple[int, float]] = {}  # by order: steps behind the run, factor
+        self._run = ""
+        self._steps = 0
+        self._end = EarlyEnd()
+        self._group: Any = None
+        self._trainers_own: Any = None  # its interval between validations, while one is asked for
+        self._warned = False
+
+    # -- begin -------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        Events.of(trainer)
+        Progress.of(trainer)
+        EffectiveLR.of(trainer).add("RunControl", self._rate)
+        if trainer.world_size > 1 and self._group is None:
+            self._group = dist.new_group(backend="gloo")
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.stopped = False
+        kill_file = self._kill_file(trainer)
+        exists = kill_file is not None and not self.is_replay and kill_file.exists()
+        if trainer.strategy.broadcast(exists):
+            raise KillFileExists(f"{kill_file}: exists, and while it does nothing is trained; delete it to go on.")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._steps = Progress.of(trainer).steps
+        if not self._steps or not self._run:  # what a folder holds of another run does not concern this one
+            self._run = uuid.uuid4().hex[:8]
+        on_record = read_ledger(self._folder(trainer)) if trainer.is_global_zero else []
+        self._run, on_record = trainer.strategy.broadcast((self._run, on_record))
+        own = [done for done in on_record if done.run == self._run and done.factor is not None]
+        self._changes.update({done.id: (done.step, float(done.factor or 1.0)) for done in own})
+
+    def _folder(self, trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir) if self.folder is None else self.folder
+
+    def _kill_file(self, trainer: Trainer) -> Path | None:
+        return None if self.kill_file is None else self._folder(trainer) / self.kill_file
+
+    # -- the learning rate -------------------------------------------------------------------------------------------
+
+    def _rate(self, mark: Mark, lr: float, group: int) -> float:
+        return lr * self.factor(mark.steps) if self._changes else lr
+
+    def factor(self, steps: int) -> float:
+        """What the rate of the step that follows so many is multiplied by."""
+        return math.prod(factor for step, factor in self._changes.values() if step <= steps)
+
+    # -- orders ------------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._put_back(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if window_is_open(trainer):
+            return
+        before, self._steps = self._steps, Progress.of(trainer).steps
+        if was_logging_step(trainer):
+            pl_module.log("stability/control_lr_factor", self.factor(before))
+        if self.is_replay or self._steps % self.every_steps:
+            return
+        found = self._new(trainer) if trainer.is_global_zero else []
+        if self._agreed(len(found)):
+            for done in self._from_rank_0(found):
+                self._carry_out(trainer, done)
+
+    def _agreed(self, count: int) -> int:
+        if self._group is None:
+            return count
+        flag = torch.tensor([count])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        return int(flag.item())
+
+    def _from_rank_0(self, found: list[Done]) -> list[Done]:
+        if self._group is None:
+            return found
+        box: list[Any] = [found]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        orders: list[Done] = box[0]
+        return orders
+
+    def _new(self, trainer: Trainer) -> list[Done]:
+        """What is to be carried out now, on record already."""
+        folder, kill_file = self._folder(trainer), self._kill_file(trainer)
+        files = waiting(folder)
+        orders = [order for _, order in files]
+        if kill_file is not None and kill_file.exists():
+            orders.append(Order("kill file", "stop", asked=now()))
+        if not orders:
+            return []
+        on_record = read_ledger(folder)
+        known = {done.id for done in on_record} - {"kill file"}
+        new = [order for order in orders if order.id not in known]
+        lines = [
+            Done(number, self._run, order.id, order.action, self._steps, order.factor, order.asked, now())
+            for number, order in enumerate(new, len(on_record) + 1)
+        ]
+        if lines and not self._is_written(folder, lines):
+            return [line for line in lines if line.action == "stop"]
+        for path, _ in files:
+            path.unlink(missing_ok=True)
+        return lines
+
+    def _is_written(self, folder: Path, lines: list[Done]) -> bool:
+        try:
+            write_ledger(folder, lines)
+        except OSError as error:
+            if not self._warned:
+                rank_zero_warn(f"RunControl: cannot write to {folder}: {error}; until it can, only a stop is heeded.")
+            self._warned = True
+            return False
+        return True
+
+    def _carry_out(self, trainer: Trainer, done: Done) -> None:
+        evidence = {"order": done.action, **({} if done.factor is None else {"factor": done.factor})}
+        emit(trainer, Event(self._steps, "control", evidence))
+        if done.factor is not None:
+            self._changes[done.id] = (done.step, done.factor)
+        elif done.action == "validate":
+            self._validate(trainer)
+        elif done.action == "save":
+            save_now(trainer, str(self._folder(trainer)), "asked")
+        elif not self.stopped:
+            self.stopped = True
+            rank_zero_info(f"stop asked for: writing a checkpoint after step {self._steps}, then stopping.")
+            save_now(trainer, str(self._folder(trainer)))
+            self._end.end(trainer)
+
+    def _validate(self, trainer: Trainer) -> None:
+        if not trainer.enable_validation:
+            rank_zero_warn("RunControl: a validation was asked for, and there is nothing to validate with.")
+        elif self._trainers_own is None:
+            self._trainers_own, trainer.val_check_batch = trainer.val_check_batch, _Now(1)
+
+    def _put_back(self, trainer: Trainer) -> None:
+        if self._trainers_own is not None:
+            trainer.val_check_batch, self._trainers_own = self._trainers_own, None
+
+    # -- end, state --------------------------------------------------------------------------------------------------
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._put_back(trainer)
+        self._end.undo(trainer)
+        EffectiveLR.of(trainer).remove("RunControl")
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None
+
+    def state_dict(self) -> dict[str, Any]:
+        # What is on record of later steps, in the run that is repeated, does not belong to this one's past yet.
+        past = {name: list(change) for name, change in self._changes.items() if change[0] <= self._steps}
+        return {"changes": past}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._changes = {name: (int(step), float(factor)) for name, (step, factor) in state_dict["changes"].items()}
+        self._steps = max((step for step, _ in self._changes.values()), default=0)
+
+    # The run's name stands apart from the state: it tells runs apart that compute the same.
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint.setdefault(KEY, {})["control"] = self._run
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit":
+            self._run = checkpoint.get(KEY, {}).get("control", "")
+
+
+class _Now(int):
+    """An interval between validations that has always just passed: zero on the right side of ``%``."""
+
+    def __rmod__(self, micro_batches: int) -> int:
+        return 0

@@ -1,0 +1,45 @@
+"""`lit-stable ctl` against a run in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tiny_recipe import command, start, write_recipe
+
+from lit_stable.callbacks.control_orders import INBOX, read_ledger
+
+
+def test_a_run_under_way_is_steered_and_stopped_and_goes_on(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, trainer__max_steps=1_000_000, model__schedule__horizon=1_000_000)
+    process = start("fit", "--config", recipe)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(b"saved "):
+            break
+    run = tmp_path / "runs" / "tiny" / "0001"
+    assert command("ctl", run, "lr*=0.5", "--wait", "60").code == 0
+    assert command("ctl", run, "validate").out.startswith("validate: left in ")
+    assert command("ctl", run, "stop", "--wait", "60").out.startswith("stop: done after step ")
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 4, out.decode()
+    assert [done.action for done in read_ledger(run)] == ["lr", "validate", "stop"]
+    stopped = read_ledger(run)[-1].step
+    assert (run / "checkpoints" / f"step-{stopped:08d}.ckpt").exists()
+    words = ["fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", str(stopped + 2)]
+    assert command(*words).code == 0
+    last = (run / "csv-02" / "metrics.csv").read_text().splitlines()
+    factor = last[0].split(",").index("stability/control_lr_factor")
+    assert {row.split(",")[factor] for row in last[1:]} - {""} == {"0.5"}
+    (run / "STOP").touch()
+    done = command(*words[:-1], str(stopped + 4))
+    assert (done.code, "STOP: exists, and while it does nothing is trained" in done.err) == (4, True)
+
+
+def test_what_is_no_run_or_no_order_is_refused(tmp_path: Path) -> None:
+    done = command("ctl", tmp_path, "stop")
+    assert (done.code, "holds no recipe-NN.yaml" in done.err) == (2, True)
+    (tmp_path / "recipe-01.yaml").touch()
+    assert command("ctl", tmp_path, "halt").code == 2
+    done = command("ctl", tmp_path, "save", "--wait", "0.1")
+    assert (done.code, "not carried out in 0.1 s" in done.out) == (1, True)
+    assert len(list((tmp_path / INBOX).iterdir())) == 1

@@ -1,0 +1,103 @@
+"""Orders and checks of devices on two ranks; run as ``rank_scenarios.py`` is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from rank_scenarios import ACCELERATOR, fit2, main, rank, scenario, shared_folder
+from tiny_gpt_run import equal_bits
+
+from lit_stable.callbacks import EffectiveLR, Progress, RunControl
+from lit_stable.callbacks.control_orders import new_order, place, read_ledger
+from lit_stable.cli.check_devices import check_devices
+
+
+class Orders(Callback):
+    """Somebody gives orders while rank 1 trains, and rank 0 may see them a moment later or sooner."""
+
+    def __init__(self, folder: Path, plan: dict[int, str]) -> None:
+        self.folder, self.plan = folder, plan
+        self.rates: dict[int, float] = {}
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        words = self.plan.pop(Progress.of(trainer).steps, None)
+        if words and rank() == 1:
+            place(self.folder, new_order(words))
+        if words:
+            trainer.strategy.barrier()
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if EffectiveLR.of(trainer).used:
+            self.rates[Progress.of(trainer).steps] = EffectiveLR.of(trainer).used["lr"][0]
+
+
+def steered(strategy: str, folder: Path, plan: dict[int, str], **options: Any) -> tuple[Any, Orders, RunControl]:
+    control, orders = RunControl(folder=str(folder)), Orders(folder, plan)
+    return fit2(strategy, steps=6, callbacks=(control, orders), **options), orders, control
+
+
+def _orders(strategy: str) -> dict[str, Any]:
+    folder = shared_folder()
+    straight, straight_orders, _ = steered(strategy, folder, {1: "save", 2: "lr*=0.5"})
+    resumed, again, _ = steered(strategy, folder, {}, ckpt_path=folder / "asked-step=2.ckpt")
+    stopping, _, control = steered(strategy, shared_folder(), {3: "stop"})
+    own = {k: v for k, v in straight_orders.rates.items() if k > 2}
+    ranks: list[Any] = [None, None]
+    torch.distributed.all_gather_object(ranks, [straight_orders.rates, again.rates == own])
+    return {
+        "alike": ranks[0] == ranks[1] and ranks[0][1],
+        "rates": {str(step): rate for step, rate in straight_orders.rates.items()},
+        "resumed": equal_bits(straight.weights, resumed.weights),
+        "stopped": [stopping.trainer.global_step, control.stopped],
+        "ledger": [[done.step, done.action] for done in read_ledger(folder)],
+    }
+
+
+@scenario
+def orders_ddp() -> dict[str, Any]:
+    return _orders("ddp")
+
+
+@scenario
+def orders_fsdp2() -> dict[str, Any]:
+    return _orders("fsdp2")
+
+
+def _checked(**faults: Any) -> dict[str, Any]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = check_devices(2, accelerator="cuda" if ACCELERATOR == "gpu" else "cpu", **faults)
+    return {"code": code, "page": out.getvalue()}
+
+
+@scenario
+def devices_that_are_well() -> dict[str, Any]:
+    return _checked()
+
+
+@scenario
+def a_device_that_multiplies_wrong() -> dict[str, Any]:
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        result = left @ right
+        result[0, 0] += rank()
+        return result
+
+    return _checked(product=product)
+
+
+@scenario
+def a_device_that_sends_wrong() -> dict[str, Any]:
+    def sent(tensor: torch.Tensor) -> torch.Tensor:
+        tensor[7] += rank()
+        return tensor
+
+    return _checked(sent=sent)
+
+
+if __name__ == "__main__":
+    main()

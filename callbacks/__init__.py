@@ -5,6 +5,7 @@ from .activation_monitor import ActivationMonitor
 from .alarm import Alarm
 from .attention_monitor import AttentionMonitor
 from .batch_size_warmup import BatchSizeWarmup
+from .black_box import BlackBox
 from .detectors import Detectors
 from .disk_space import DiskSpace
 from .eight_bit_adam import EightBitAdam
@@ -53,6 +54,7 @@ __all__ = [
     "Alarm",
     "AttentionMonitor",
     "BatchSizeWarmup",
+    "BlackBox",
     "Detectors",
     "DiskSpace",
     "EffectiveLR",

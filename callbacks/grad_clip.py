@@ -125,6 +125,7 @@ class GradClip(StabilityCallback):
         self._parts: ClipParts | None = None
         self._clipped: float | Tensor = 0.0
         self._seen = 0
+        self._level: Tensor | None = None
         self._hooks: list[Any] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -162,11 +163,12 @@ class GradClip(StabilityCallback):
                 divide_gradients(trainer, optimizer, divisors[0])
             else:
                 self._parts.divide(divisors)
+        self._level = levels.min()
         self._clipped = self._clipped + (divisors > 1.0).sum()
         self._seen += len(norms)
         if is_logging_step(trainer):
             pl_module.log("stability/clip_frac", self._clipped / self._seen)
-            pl_module.log("stability/clip_level", levels.min())
+            pl_module.log("stability/clip_level", self._level)
             self._clipped, self._seen = 0.0, 0
 
     def _norms(self, shared: GradNorm, optimizer: Any) -> tuple[Tensor, Tensor]:
@@ -196,11 +198,15 @@ class GradClip(StabilityCallback):
             limits, levels = self._statistics.judge(norms, total, accepted)
         return (limits, levels) if cap is None else (limits.clamp(max=cap), levels.clamp(max=cap))
 
+    def in_force(self) -> dict[str, Tensor]:
+        """What the step now under way was judged by, on the device, for who records it."""
+        return {} if self._level is None else {"clip_level": self._level}
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._parts = None
+        self._parts = self._level = None
         clear_all(trainer)
 
     def state_dict(self) -> dict[str, Any]:

@@ -128,6 +128,7 @@ class GradSpikeSkip(StabilityCallback):
         self.skipped = torch.zeros((), dtype=torch.bool)
         self._counts = torch.zeros(2, dtype=torch.int64)  # spikes, overflows
         self._score = torch.zeros(())
+        self._limit = torch.zeros(())
         self._loss = WindowLoss()
         self._log = SpikeLog(list(rules), max_skips + 1, self.acts, schedule_on_skip == "hold")
         self._hold = ScheduleHold()
@@ -208,6 +209,10 @@ class GradSpikeSkip(StabilityCallback):
         self._log.flush()
         super().on_exception(trainer, pl_module, exception)
 
+    def in_force(self) -> dict[str, Tensor]:
+        """What the step now under way was judged by, on the device, for who records it."""
+        return {"spike_limit": self._limit, "spike_score": self._score, "skipped": self.skipped}
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._release(trainer)
         self._move(torch.device("cpu"))
@@ -234,7 +239,7 @@ class GradSpikeSkip(StabilityCallback):
         verdict = self._detector.observe(values, loss_scale(trainer))
         cause = verdict.judgement.cause
         self._counts = self._counts + torch.stack([(cause > 0) & (cause != OVERFLOW), cause == OVERFLOW])
-        self._score = verdict.judgement.score
+        self._score, self._limit = verdict.judgement.score, verdict.judgement.limit
         self.skipped = verdict.skip if self.acts else torch.zeros_like(verdict.skip)
         if self.acts:
             skip_step(trainer, optimizer, verdict.skip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from launch import of, run_scenarios
 NAMES = [
     "orders_ddp",
     "orders_fsdp2",
+    "black_box_fsdp2",
     "devices_that_are_well",
     "a_device_that_multiplies_wrong",
     "a_device_that_sends_wrong",
@@ -37,6 +39,21 @@ def test_an_order_is_carried_out_by_all_ranks_at_one_boundary_and_after_a_resume
     assert result["stopped"] == [4, True]
     # The schedule's own rates fall from step 2 on; from step 4 on they are halved.
     assert result["rates"]["4"] < 0.55 * result["rates"]["3"]
+
+
+@of("black_box_fsdp2")
+def test_each_rank_writes_its_own_record_and_one_writes_alone(result: Any) -> None:
+    assert result["same"]
+    names = ["step-00000003-alone/rank1.json", "step-00000004-together/rank0.json", "step-00000004-together/rank1.json"]
+    assert sorted(result["found"]) == names
+    mine, others = (result["found"][name]["steps"] for name in names[1:])
+    for row, other, (step, loss, lr, norm) in zip(mine, others, result["rows"][2:4], strict=True):
+        assert (row["step"], row["lr"], row["grad_norm"]) == (step, lr, norm)
+        assert (row["loss"] + other["loss"]) / 2 == pytest.approx(loss, rel=1e-6)
+        assert sorted(row["samples"] + other["samples"]) == list(range(8 * (step - 1), 8 * step))
+        layers = {k: v for k, v in row.items() if k.startswith("grad_norm/")}
+        assert layers == {k: v for k, v in other.items() if k.startswith("grad_norm/")}
+        assert math.hypot(*layers.values()) == pytest.approx(norm, rel=1e-5)
 
 
 @of("devices_that_are_well")

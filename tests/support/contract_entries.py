@@ -57,6 +57,7 @@ ENTRIES = {
         {"ramp": "4 for 1 steps then 8", "global_batch": 8, "micro_batch": 2},
         idle={"ramp": "8 for 1 steps", "global_batch": 8, "micro_batch": 2},
     ),
+    "BlackBox": Entry(),
     "Detectors": Entry(),
     "DiskSpace": Entry({"min_free_gib": 1e-3}),
     "EffectiveLR": Entry(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lightning.pytorch import Callback
 from rank_scenarios import ACCELERATOR, fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import equal_bits
 
-from lit_stable.callbacks import EffectiveLR, Progress, RunControl
+from lit_stable.callbacks import BlackBox, EffectiveLR, Event, Events, Progress, RunControl, emit
 from lit_stable.callbacks.control_orders import new_order, place, read_ledger
 from lit_stable.cli.check_devices import check_devices
 
@@ -66,6 +67,35 @@ def orders_ddp() -> dict[str, Any]:
 @scenario
 def orders_fsdp2() -> dict[str, Any]:
     return _orders("fsdp2")
+
+
+class Alarms(Callback):
+    """Tells of an event of one rank at the end of step 3, of all at the end of step 4."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_start(self, trainer: Any, *args: Any) -> None:
+        Events.of(trainer).folder = self.folder
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        step, ends = trainer.global_step, not Progress.of(trainer).pending_samples
+        if ends and step == 3 and rank() == 1:
+            emit(trainer, Event(step, "alone", {}, rank=1))
+        if ends and step == 4:
+            emit(trainer, Event(step, "together", {}))
+
+
+@scenario
+def black_box_fsdp2() -> dict[str, Any]:
+    folder = shared_folder()
+    run = fit2("fsdp2", steps=5, callbacks=(Alarms(folder), BlackBox(steps=2)))
+    bare = fit2("fsdp2", steps=5)
+    run.trainer.strategy.barrier()
+    found = {
+        str(p.relative_to(folder / "blackbox")): json.loads(p.read_text()) for p in folder.glob("blackbox/*/*.json")
+    }
+    return {"found": found, "rows": run.rows, "same": equal_bits(run.weights, bare.weights)}
 
 
 def _checked(**faults: Any) -> dict[str, Any]:

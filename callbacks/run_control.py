@@ -115,7 +115,8 @@ class RunControl(StabilityCallback):
             self._run = uuid.uuid4().hex[:8]
         on_record = read_ledger(self._folder(trainer)) if trainer.is_global_zero else []
         self._run, on_record = trainer.strategy.broadcast((self._run, on_record))
-        own = [done for done in on_record if done.run == self._run and done.factor is not None]
+        everything = self.is_replay and not self._steps
+        own = [done for done in on_record if (everything or done.run == self._run) and done.factor is not None]
         self._changes.update({done.id: (done.step, float(done.factor or 1.0)) for done in own})
 
     def _folder(self, trainer: Trainer) -> Path:

@@ -16,6 +16,7 @@ SUBCOMMANDS = {
     "diagnose": "find spikes, slow divergence and more in the log of any run, and say what to try",
     "inspect": "look into a checkpoint, or compare two",
     "dump-batch": "print the samples that a run read at a step, with their sources and text",
+    "replay": "take a step of a run again: is it the same, which module's output surged, which samples were worst",
     "ctl": "give an order to a run under way: save, stop, validate, or another learning rate",
     "runs": "draw the tree of runs: where each left its parent, and what it does otherwise",
     "export": "write the model of a checkpoint as a folder of Hugging Face transformers",

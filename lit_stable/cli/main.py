@@ -51,6 +51,7 @@ from lit_stable.cli.places import located
 from lit_stable.cli.prepare import run_prepare
 from lit_stable.cli.published import Published
 from lit_stable.cli.recipe import expand_arguments
+from lit_stable.cli.replay import run_replay
 from lit_stable.cli.runs import run_runs
 from lit_stable.cli.trace import Row, trace, write_trace
 from lit_stable.data.datamodule import TokenDataModule
@@ -79,6 +80,7 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "diagnose": run_diagnose,
     "inspect": run_inspect,
     "dump-batch": run_dump_batch,
+    "replay": run_replay,
     "ctl": run_ctl,
     "check-devices": run_check_devices,
     "runs": run_runs,
@@ -220,7 +222,6 @@ class LitStableCLI(LightningCLI):
             raise UserError(str(error)) from error
 
     def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
-        data: TokenDataModule = self.datamodule
         options: RunOptions = self._get(self.config_init, "run")
         self._recovery = next((c for c in given if isinstance(c, Recovery)), None)
         root, name = Path(options.root), options.name or self.command.default_name
@@ -231,9 +232,20 @@ class LitStableCLI(LightningCLI):
         alone = self._begins_with_weights
         session = Session(root, name, recipe, self._checkpoint, self._resumed, own_loggers, weights_alone=alone)
         self.model.initial_weights = self._checkpoint if alone else None
-        windows = AccumulationWindows(data.global_batch, data.micro_batch)
         return [
             session,
+            *self._spine(given),
+            self._get(self.config_init, "control"),
+            self._stop,
+            self._report,
+            self._get(self.config_init, "checkpoints"),
+        ]
+
+    def _spine(self, given: list[Callback]) -> list[Callback]:
+        """What every fit of a recipe computes with, wherever it is written down."""
+        data: TokenDataModule = self.datamodule
+        windows = AccumulationWindows(data.global_batch, data.micro_batch)
+        return [
             Progress(),
             Events(),
             StepSeed(data.seed_data),
@@ -247,10 +259,6 @@ class LitStableCLI(LightningCLI):
             SafeCheckpoints(),
             self._surgery(),
             LossScaleWatch(),
-            self._get(self.config_init, "control"),
-            self._stop,
-            self._report,
-            self._get(self.config_init, "checkpoints"),
         ]
 
     def _surgery(self) -> Surgery:

@@ -1,0 +1,71 @@
+"""Fit the recipe of a run again, from a checkpoint up to a step, without leaving a trace in the run's folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.cli import LightningCLI
+
+from lit_stable.callbacks import RunControl
+from lit_stable.cli.command import Command
+from lit_stable.cli.main import LitStableCLI
+from lit_stable.cli.recipe import expand_arguments
+from lit_stable.replay.step_watch import Replayed, StepWatch
+
+#: Features that speak to the world or keep records of their own.
+_SILENT = ("alarm", "black_box", "sample_text")
+
+
+class ReplayCLI(LitStableCLI):
+    """The command line with a watch in place of session, report, and saving.
+
+    Args:
+        command: What a fit would be given.
+        run: The run's folder, whose orders hold.
+        checkpoint: Where to begin; None: at step 0.
+        watch: Records.
+    """
+
+    def __init__(self, command: Command, run: Path, checkpoint: Path | None, watch: StepWatch) -> None:
+        self._run_folder, self._from, self._watch = run, checkpoint, watch
+        super().__init__(command)
+
+    def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
+        self._checkpoint = self._from
+        control: RunControl = self._get(self.config_init, "control")
+        control.folder, control.is_replay = self._run_folder, True
+        return [*self._spine(given), control, self._watch]
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            LightningCLI._run_subcommand(self, subcommand)
+        except Exception as error:
+            if self._watch.step not in self._watch.found.outputs:
+                raise
+            # What ended the run at this step ends its replay as well.
+            self._watch.found.error = f"{type(error).__name__}: {error}"
+
+
+def replay_once(run: Path, recipe: Path, checkpoint: Path | None, step: int, words: Sequence[str] = ()) -> Replayed:
+    """Take the steps from a checkpoint to ``step`` again; all ranks of a launch call it.
+
+    Args:
+        run: Run folder.
+        recipe: The stored recipe that the step ran under.
+        checkpoint: Where to begin; None: at step 0.
+        step: Optimizer step, counted from 1.
+        words: Options on top of the recipe, as on the command line.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--config", str(recipe), "--ckpt_path", "null", "--resume", "null", "--trainer.max_steps", str(step)]
+        options += ["--trainer.limit_val_batches", "0", "--trainer.logger", "false", "--trainer.log_every_n_steps", "1"]
+        options += ["--trainer.default_root_dir", folder, "--model.compile", "off"]
+        options += [word for name in _SILENT for word in (f"--stability.{name}", "null")]
+        argv: list[Any] = [*options, *words]
+        watch = StepWatch(step)
+        ReplayCLI(Command("fit", argv, *expand_arguments(argv)), run, checkpoint, watch)
+        return watch.gather()

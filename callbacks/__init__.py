@@ -32,6 +32,7 @@ from .qk_clip import QKClip
 from .recovery import Recovery
 from .recovery_time import RecoveryTime
 from .resuming_batches import ResumingBatches
+from .repeat_check import RepeatCheck
 from .run_control import KillFileExists, RunControl
 from .safe_checkpoints import SafeCheckpoints
 from .sample_text import SampleText
@@ -83,6 +84,7 @@ __all__ = [
     "Recovery",
     "RecoveryTime",
     "ResumingBatches",
+    "RepeatCheck",
     "RunControl",
     "SafeCheckpoints",
     "SampleText",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import StabilityCallback, find_or_install, rank_zero_warn
 from .extra_forward import extra_forward, through_root
+from .network_calls import NetworkCalls
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -56,9 +57,7 @@ class ForwardReplay(StabilityCallback):
     def __init__(self) -> None:
         self._observers: list[Observer] = []
         self.batch: Any = None
-        self._calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-        self._handles: list[Any] = []
-        self._depth = 0
+        self._calls = NetworkCalls()
         self._warned = False
 
     @staticmethod
@@ -75,41 +74,23 @@ class ForwardReplay(StabilityCallback):
         self._release()
         if any(observer.is_due(trainer) for observer in self._observers):
             self.batch = batch
-            self._listen(pl_module)
-
-    def _listen(self, module: LightningModule) -> None:
-        self._depth = 0
-        for child in module.children():
-            if next(child.parameters(), None) is None:  # a loss or a metric
-                continue
-            self._handles += [
-                child.register_forward_pre_hook(self._enter, with_kwargs=True),
-                child.register_forward_hook(self._leave, always_call=True),
-            ]
-
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._depth == 0:
-            self._calls.append((module, _detached(args), _detached(kwargs)))
-        self._depth += 1
-
-    def _leave(self, *ignored: Any) -> None:
-        self._depth -= 1
+            self._calls.listen(pl_module)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self._silence()  # what is recomputed in the backward pass is no call
+        self._calls.silence()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         due = [observer for observer in self._observers if observer.is_due(trainer)]
         if not due or self.batch is None:
             return
-        self._silence()
-        if not self._calls and not self._warned:
+        self._calls.silence()
+        if not self._calls.made and not self._warned:
             self._warned = True
             rank_zero_warn(
                 f"{type(pl_module).__name__}: no call of its network was seen in training_step, so no activation can be"
                 " measured; call an attribute that is a module, outside of compiled code."
             )
-        elif self._calls:
+        elif self._calls.made:
             with extra_forward(trainer, pl_module), ExitStack() as stack:
                 for observer in due:
                     stack.enter_context(observer.watching(pl_module))
@@ -119,29 +100,13 @@ class ForwardReplay(StabilityCallback):
         self._release()
 
     def _call_again(self) -> None:
-        for module, args, kwargs in self._calls:
+        for module, args, kwargs in self._calls.made:
             module(*args, **kwargs)
 
-    def _silence(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
     def _release(self) -> None:
-        self._silence()
-        self._calls, self.batch = [], None
+        self._calls.release()
+        self.batch = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._release()
         self._observers = []
-
-
-def _detached(value: Any) -> Any:
-    """The same, without the graph that leads to it."""
-    if isinstance(value, Tensor):
-        return value.detach()
-    if type(value) in (tuple, list):
-        return type(value)(_detached(one) for one in value)
-    if type(value) is dict:
-        return {key: _detached(one) for key, one in value.items()}
-    return value

@@ -13,6 +13,8 @@ NAMES = [
     "orders_ddp",
     "orders_fsdp2",
     "black_box_fsdp2",
+    "repeat_check_ddp",
+    "repeat_check_fsdp2",
     "devices_that_are_well",
     "a_device_that_multiplies_wrong",
     "a_device_that_sends_wrong",
@@ -54,6 +56,20 @@ def test_each_rank_writes_its_own_record_and_one_writes_alone(result: Any) -> No
         layers = {k: v for k, v in row.items() if k.startswith("grad_norm/")}
         assert layers == {k: v for k, v in other.items() if k.startswith("grad_norm/")}
         assert math.hypot(*layers.values()) == pytest.approx(norm, rel=1e-5)
+
+
+@of("repeat_check_ddp")
+def test_a_flipped_bit_is_found_and_its_rank_named(result: Any) -> None:
+    ((step, kind, evidence), *more) = [event for event in result["events"] if event[1] == "silent_corruption"]
+    assert not more
+    assert (step, kind, evidence["ranks"], evidence["part"]) == (2, "silent_corruption", [1], "gpt.wte.weight")
+    assert result["same"]
+    assert result["mismatches"] == 0.0  # in step 3
+
+
+@of("repeat_check_fsdp2")
+def test_sharded_passes_are_equal_and_leave_the_run_as_it_is(result: Any) -> None:
+    assert result == {"same": True, "mismatches": 0.0}
 
 
 @of("devices_that_are_well")

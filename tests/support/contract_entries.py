@@ -90,6 +90,7 @@ ENTRIES = {
         trouble=True,
     ),
     "RecoveryTime": Entry({"rise": 0.1}),
+    "RepeatCheck": Entry({"every_steps": 2}, strategies=("auto", "ddp", "fsdp2")),
     "RunControl": Entry(),
     "SafeCheckpoints": Entry(),
     "SampleText": Entry({"prompt_ids": [[1, 2], [3]], "new_tokens": 4}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from lightning.pytorch import Callback
 from rank_scenarios import ACCELERATOR, fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import equal_bits
 
-from lit_stable.callbacks import BlackBox, EffectiveLR, Event, Events, Progress, RunControl, emit
+from lit_stable.callbacks import BlackBox, EffectiveLR, Event, Events, Progress, RepeatCheck, RunControl, emit
 from lit_stable.callbacks.control_orders import new_order, place, read_ledger
+from lit_stable.callbacks.events import read_events
 from lit_stable.cli.check_devices import check_devices
 
 
@@ -96,6 +98,44 @@ def black_box_fsdp2() -> dict[str, Any]:
         str(p.relative_to(folder / "blackbox")): json.loads(p.read_text()) for p in folder.glob("blackbox/*/*.json")
     }
     return {"found": found, "rows": run.rows, "same": equal_bits(run.weights, bare.weights)}
+
+
+class FlippedBit(Callback):
+    """Flips the lowest bit of a gradient of the embedding on rank 1, in the seventh backward pass that comes by."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        passes = itertools.count(1)
+
+        def flip(gradient: torch.Tensor) -> torch.Tensor:
+            if next(passes) == AT and rank() == 1:
+                gradient = gradient.clone()
+                gradient.view(torch.int32).view(-1)[5] ^= 1
+            return gradient
+
+        pl_module.gpt.wte.weight.register_hook(flip)
+
+
+#: Step 1 has 4 backward passes of its own and 4 of the check; step 2 has 4, then 2 of the check.
+AT = 8 + 4 + 2
+
+
+@scenario
+def repeat_check_ddp() -> dict[str, Any]:
+    folder, check = shared_folder(), RepeatCheck(every_steps=1)
+    run = fit2("ddp", steps=3, callbacks=(check, FlippedBit(), Alarms(folder)))
+    bare = fit2("ddp", steps=3)
+    run.trainer.strategy.barrier()
+    found = [[event.step, event.kind, event.evidence] for event in read_events(folder / "events.jsonl")]
+    mismatches = float(run.trainer.callback_metrics["stability/repeat_mismatches"])
+    return {"events": found, "same": equal_bits(run.weights, bare.weights), "mismatches": mismatches}
+
+
+@scenario
+def repeat_check_fsdp2() -> dict[str, Any]:
+    run = fit2("fsdp2", steps=3, callbacks=(RepeatCheck(every_steps=1),))
+    bare = fit2("fsdp2", steps=3)
+    mismatches = float(run.trainer.callback_metrics["stability/repeat_mismatches"])
+    return {"same": equal_bits(run.weights, bare.weights), "mismatches": mismatches}
 
 
 def _checked(**faults: Any) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class QKClip(StabilityCallback):
         >>> Trainer(callbacks=[QKClip(threshold=100.0)], logger=False)  # doctest: +SKIP
     """
 
-    order: ClassVar[int] = 48  # before the pass that it watches
+    order: ClassVar[int] = 50  # after the pass that it watches
 
     def __init__(self, threshold: float = 100.0, every_steps: int = 1, action: Literal["act", "log"] = "act") -> None:
         if not (threshold > 0 and math.isfinite(threshold)):

@@ -83,6 +83,7 @@ ENTRIES = {
     "OptimizerReset": Entry({"start": 1, "hold_steps": 2}, idle={"start": 1_000_000}),
     "OutputMonitor": Entry({"head": "net.3"}),
     "Progress": Entry(),
+    "QKClip": Entry({"threshold": 0.1}, idle={"threshold": 1e9}, strategies=("auto", "ddp", "fsdp2")),
     "Recovery": Entry(
         {"rungs": [{"do": "lr", "factor": 0.5}, {"do": "stop"}], "triggers": {"spike": "lr"}},
         idle={"rungs": [{"do": "lr", "factor": 0.5}, {"do": "stop"}], "triggers": {"never": "lr"}},

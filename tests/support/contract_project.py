@@ -97,7 +97,12 @@ class Data(LightningDataModule):
 
 
 class First(nn.Linear):
-    """A layer that a monitor of attention takes for one."""
+    """A layer that a monitor of attention takes for one, with one head, whose queries are its keys."""
+
+    key_heads = 1
+
+    def rows_of_heads(self, q: Tensor, k: Tensor) -> list[tuple[nn.Module, Tensor]]:
+        return [(self, (q * k).sqrt().expand(self.out_features))]
 
     def queries_keys(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
         """One head of (B, 1, LENGTH, width)."""

@@ -31,8 +31,8 @@ from .progress import Progress
 from .qk_clip import QKClip
 from .recovery import Recovery
 from .recovery_time import RecoveryTime
-from .resuming_batches import ResumingBatches
 from .repeat_check import RepeatCheck
+from .resuming_batches import ResumingBatches
 from .run_control import KillFileExists, RunControl
 from .safe_checkpoints import SafeCheckpoints
 from .sample_text import SampleText
@@ -72,8 +72,8 @@ __all__ = [
     "HangWatchdog",
     "InvariantCheck",
     "InvariantViolation",
-    "LRBackoff",
     "KillFileExists",
+    "LRBackoff",
     "LROverride",
     "LayerNormFreeze",
     "OptimizerMonitor",
@@ -83,8 +83,8 @@ __all__ = [
     "QKClip",
     "Recovery",
     "RecoveryTime",
-    "ResumingBatches",
     "RepeatCheck",
+    "ResumingBatches",
     "RunControl",
     "SafeCheckpoints",
     "SampleText",

@@ -32,8 +32,8 @@ from lit_stable.callbacks import (
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.fit_with_recovery import pending_target
 from lit_stable.callbacks.recovery_exit import RESTART, STOPPED, RecoveryStopped, Rewind
-from lit_stable.cli.average import run_average
 from lit_stable.callbacks.run_control import STOPPED as ORDERED
+from lit_stable.cli.average import run_average
 from lit_stable.cli.check import check
 from lit_stable.cli.check_devices import run_check_devices
 from lit_stable.cli.command import Command

@@ -203,6 +203,9 @@ class RunControl(StabilityCallback):
         evidence = {"order": done.action, **({} if done.factor is None else {"factor": done.factor})}
         emit(trainer, Event(self._steps, "control", evidence))
         if done.factor is not None:
+            for callback in trainer.checkpoint_callbacks:
+                if hasattr(callback, "keep_now"):
+                    callback.keep_now(trainer, f"before lr*={done.factor:g}")
             self._changes[done.id] = (done.step, done.factor)
         elif done.action == "validate":
             self._validate(trainer)

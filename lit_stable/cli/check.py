@@ -13,6 +13,7 @@ from lit_stable.callbacks import BatchSizeWarmup, EightBitAdam
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state_table
 from lit_stable.cli.check_batches import batches
+from lit_stable.cli.check_checkpoints import retention
 from lit_stable.cli.check_data import reading
 from lit_stable.cli.milestones import milestones
 from lit_stable.cli.published import NOTHING_PUBLISHED, Published
@@ -26,6 +27,7 @@ from lit_stable.module import GPTModule
 from lit_stable.optim.build import optimizer_groups
 from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
+from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import human_bytes, human_count
 from lit_stable.run.start import describe
 from lit_stable.strategies.mesh import ONE_COPY, MeshOptions
@@ -41,6 +43,7 @@ def check(
     mesh: MeshOptions = ONE_COPY,
     published: Published = NOTHING_PUBLISHED,
     rows: Sequence[Row] = (),
+    checkpoints: Checkpoints | None = None,
 ) -> str:
     """A page about the resolved recipe on ``devices`` devices.
 
@@ -53,6 +56,7 @@ def check(
         mesh: How they are laid out.
         published: What is published of the model.
         rows: The trace of the run; none where it has no end.
+        checkpoints: What is kept.
 
     Raises:
         MisconfigurationException: with every problem that only shows when parts meet.
@@ -72,6 +76,7 @@ def check(
         reading(data, features, trainer["max_steps"]),
         *_states(plans),
         _memory(module, data, devices, mesh, trainer, plans),
+        _checkpoints(module, features, checkpoints or Checkpoints(), trainer, plans),
         _schedule(module),
         *([milestones(rows)] if rows else []),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
@@ -143,6 +148,18 @@ def _memory(
     )
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"
+
+
+def _checkpoints(
+    module: GPTModule,
+    features: Mapping[str, Callback],
+    checkpoints: Checkpoints,
+    trainer: Mapping[str, Any],
+    plans: list[TensorPlan] | None,
+) -> str:
+    stored = 2 if full_name(trainer["precision"]) == "bf16-true" else 4
+    size = stored * parameter_count(module.config) + _state_bytes(module, plans, stored)
+    return retention(checkpoints, module.schedule, features.values(), trainer["max_steps"], size)
 
 
 def _state_bytes(module: GPTModule, plans: list[TensorPlan] | None, stored: int) -> int:

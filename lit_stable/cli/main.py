@@ -334,9 +334,11 @@ class LitStableCLI(LightningCLI):
         """What `check` prints; with `--trace` the file is written too."""
         path, steps = self._get(self.config, "trace"), self.trainer_options["max_steps"]
         rows = list(self._rows()) if path is not None or steps <= _AT_A_GLANCE else []
-        published = self._get(self.config_init, "published")
         page = check(
-            *(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh, published, rows)
+            *(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh),
+            published=self._get(self.config_init, "published"),
+            rows=rows,
+            checkpoints=self._get(self.config_init, "checkpoints"),
         )
         if path is None:
             return page

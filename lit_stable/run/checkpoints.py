@@ -15,52 +15,110 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.checkpoint_files import partial_path, remove, size_on_disk
 from lit_stable.run.console import human_bytes, say
 from lit_stable.run.folder import CHECKPOINTS, checkpoint_path, checkpoint_step, checkpoints
+from lit_stable.run.milestones import Milestone, milestones
+from lit_stable.run.mirror import Mirror, mirror_of
 from lit_stable.validation_losses import TOTAL
 
-_BEST = "best.json"
+_BEST, _MILESTONES = "best.json", "milestones.json"
 
 
 class Checkpoints(Checkpoint):
-    """Save at step boundaries into the run's folder; keep the last and the best.
+    """Save at step boundaries into the run's folder; keep the last, the best, and what is worth going back to for ever.
 
-    Saved: at ``first_step``, so that something is there early; every ``every_steps``; after the last step; on a better
-    validation loss; when the run is told to stop. The name carries the step, so no save replaces another.
+    Saved: at ``first_step``, so that something is there early; every ``every_steps``; every ``keep_every``; at
+    milestones; after the last step; on a better validation loss; when the run is told to stop. The name carries the
+    step, so no save replaces another.
+
+    **Milestones** are the end of the warm-up, the end of each stage of a batch-size ramp, and the last step before
+    anything that overrides the run begins: a callback with a ``start``, or a learning rate that is changed by an order
+    (``lit-stable ctl``). They stay for ever; ``checkpoints/milestones.json`` says what each is.
+
+    **The mirror** gets a copy of every checkpoint, below ``MIRROR/NAME/NUMBER``, made in the background and read again
+    to compare checksums. With it nothing is deleted here before its copy was found right. See ``mirror.py``.
 
     Args:
         every_steps: Optimizer steps between saves, >= 1.
         first_step: An early save, >= 1; ``None``: none.
         keep_last: How many of the newest stay, >= 1.
         keep_best: Whether the one with the lowest ``val/loss`` stays as well.
+        keep_every: Steps between checkpoints that stay for ever, >= 1; ``None``: none does for its number.
+        milestones: Whether milestones are saved, and stay.
+        mirror: A path, or a URL that ``fsspec`` opens; ``None``: no copies.
 
     Raises:
-        MisconfigurationException: when a number is below 1.
+        MisconfigurationException: when a number is below 1, or the URL cannot be opened.
     """
 
     def __init__(
-        self, every_steps: int = 500, first_step: int | None = 10, keep_last: int = 1, keep_best: bool = True
+        self,
+        every_steps: int = 500,
+        first_step: int | None = 10,
+        keep_last: int = 1,
+        keep_best: bool = True,
+        keep_every: int | None = None,
+        milestones: bool = False,
+        mirror: str | None = None,
     ) -> None:
-        for name, value in (("every_steps", every_steps), ("first_step", first_step), ("keep_last", keep_last)):
+        numbers = {"every_steps": every_steps, "first_step": first_step, "keep_last": keep_last}
+        for name, value in {**numbers, "keep_every": keep_every}.items():
             if value is not None and value < 1:
                 raise MisconfigurationException(f"checkpoints.{name}={value}: must be at least 1.")
         self.every_steps = every_steps
         self.first_step = first_step
         self.keep_last = keep_last
         self.keep_best = keep_best
+        self.keep_every = keep_every
+        self.milestones = milestones
+        self.mirror = mirror
         self.folder: Path | None = None  # the run's, set before training starts
         self.best_loss = math.inf
         self.best_step: int | None = None
         self._seen = 0
+        self._ahead: list[Milestone] = []
+        self._kept: dict[int, str] = {}  # milestones that were saved, by step
+        self._mirror: Mirror | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen = Progress.of(trainer).steps
         self._read_best(trainer)
+        if self.milestones:
+            self._ahead = milestones(getattr(pl_module, "schedule", None), trainer.callbacks)  # type: ignore[attr-defined]
+        if trainer.is_global_zero:
+            self._begin_on_disk()
+
+    def _begin_on_disk(self) -> None:
+        assert self.folder is not None
+        path = self.folder / CHECKPOINTS / _MILESTONES
+        self._kept = {int(k): v for k, v in json.loads(path.read_text()).items()} if path.exists() else {}
+        self._mirror = mirror_of(self.mirror, self.folder, self.folder / CHECKPOINTS)
+        for path in checkpoints(self.folder) if self._mirror is not None else []:
+            self._mirror.add(path)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if Progress.of(trainer).steps == self._seen:  # in mid-window
             return
-        self._seen = step = Progress.of(trainer).steps
-        if step == self.first_step or step % self.every_steps == 0 or step == trainer.max_steps:
+        progress = Progress.of(trainer)
+        self._seen = step = progress.steps
+        reached = [m.label for m in self._ahead if m.is_reached(progress.start, progress.mark)]
+        if reached:
+            self.keep_now(trainer, ", ".join(reached))
+        forever = self.keep_every is not None and step % self.keep_every == 0
+        if forever or step == self.first_step or step % self.every_steps == 0 or step == trainer.max_steps:
             self.save_now(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._mirror is not None:
+            self._mirror.close()
+            self._prune_while_finite(trainer)
+
+    def keep_now(self, trainer: Trainer, label: str) -> None:
+        """Save this step, if milestones are kept, and let it stay for ever. Called by all ranks."""
+        if not self.milestones:
+            return
+        self._kept[Progress.of(trainer).steps] = label
+        if trainer.is_global_zero:  # before the save: one that was saved and not noted would be deleted
+            self._write_json(_MILESTONES, self._kept)
+        self.save_now(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
@@ -82,6 +140,11 @@ class Checkpoints(Checkpoint):
             trainer.save_checkpoint(path)
             if trainer.is_global_zero:
                 say(f"saved {path} ({human_bytes(size_on_disk(path))})")
+        if self._mirror is not None:
+            self._mirror.add(path)
+        self._prune_while_finite(trainer)
+
+    def _prune_while_finite(self, trainer: Trainer) -> None:
         loss = getattr(trainer.lightning_module, "window_loss", None)
         # From a loss that is not finite nothing is learned any more: what was saved before it stays.
         if trainer.is_global_zero and (loss is None or math.isfinite(float(loss))):
@@ -96,9 +159,13 @@ class Checkpoints(Checkpoint):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "checkpoints_to_keep"):
                 kept |= callback.checkpoints_to_keep()
+        kept |= {path for path in found if self._stays(checkpoint_step(path) or 0)}
         for path in found:
-            if path not in kept:
+            if path not in kept and (self._mirror is None or self._mirror.is_verified(path)):
                 remove(path)
+
+    def _stays(self, step: int) -> bool:
+        return step in self._kept or (self.keep_every is not None and step % self.keep_every == 0)
 
     def last(self) -> Path | None:
         """The newest checkpoint of the run."""
@@ -113,11 +180,14 @@ class Checkpoints(Checkpoint):
     # Which one is best stands beside the checkpoints, not inside: one is often written just before it is validated.
 
     def _write_best(self) -> None:
+        self._write_json(_BEST, {"step": self.best_step, "loss": self.best_loss})
+
+    def _write_json(self, name: str, content: Any) -> None:
         assert self.folder is not None
-        path = self.folder / CHECKPOINTS / _BEST
+        path = self.folder / CHECKPOINTS / name
         path.parent.mkdir(exist_ok=True)
         partial = partial_path(path)
-        partial.write_text(json.dumps({"step": self.best_step, "loss": self.best_loss}))
+        partial.write_text(json.dumps(content))
         partial.replace(path)
 
     def _read_best(self, trainer: Trainer) -> None:

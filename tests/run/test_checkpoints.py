@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,18 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from tiny_fit import TinyData, TinyModule, quiet_trainer
 
-from lit_stable.callbacks import AccumulationWindows, Progress, SafeCheckpoints, ValidateEverySteps
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    LROverride,
+    Progress,
+    RunControl,
+    SafeCheckpoints,
+    ValidateEverySteps,
+)
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.control_orders import new_order, place
 from lit_stable.run.checkpoints import Checkpoints
+from lit_stable.run.mirror import PlainFolder
 
 
 class Scores(Callback):
@@ -42,12 +52,14 @@ def fit(
     losses: dict[int, float] | None = None,
     window: int = 1,
     ckpt_path: Path | None = None,
+    callback: Callback | None = None,
     **options: Any,
 ) -> dict[int, list[int]]:
     """Train, validating every second step if there are ``losses``; the steps saved on disk after each step."""
     checkpoints.folder = folder
     scores = Scores(folder, losses or {})
     own = [Progress(), AccumulationWindows(2 * window, 2), SafeCheckpoints(), ValidateEverySteps(2), scores]
+    own += [] if callback is None else [callback]
     options = {"enable_checkpointing": True, "check_val_every_n_epoch": None, **options}
     options["limit_val_batches"] = 1 if losses else 0
     trainer = quiet_trainer(*own, checkpoints, max_steps=steps, **options)
@@ -153,3 +165,47 @@ def test_there_is_no_last_or_best_before_the_first_save(tmp_path):
 def test_numbers_below_one_are_refused(name):
     with pytest.raises(MisconfigurationException, match=rf"checkpoints.{name}=0: must be at least 1\."):
         Checkpoints(**{name: 0})
+
+
+def test_every_nth_and_milestones_stay_for_ever(tmp_path):
+    options = {"every_steps": 3, "first_step": None, "keep_best": False, "keep_every": 4, "milestones": True}
+    override = LROverride(start=6, factor=0.5)
+    saved = fit(tmp_path, Checkpoints(**options), steps=10, callback=override)
+    assert saved[10] == [4, 6, 8, 10]
+    assert json.loads((tmp_path / "checkpoints" / "milestones.json").read_text()) == {"6": "before LROverride"}
+    resumed = fit(
+        tmp_path,
+        Checkpoints(**options),
+        steps=13,
+        callback=LROverride(start=6, factor=0.5),
+        ckpt_path=tmp_path / "checkpoints" / "step-00000010.ckpt",
+    )
+    assert resumed[13] == [4, 6, 8, 12, 13]
+
+
+def test_an_order_that_changes_the_rate_keeps_what_was_before_it(tmp_path):
+    place(tmp_path, new_order("lr*=0.5"))
+    control = RunControl(folder=str(tmp_path))
+    options = {"every_steps": 3, "first_step": None, "keep_best": False}
+    with pytest.warns(UserWarning, match="control"):
+        saved = fit(tmp_path, Checkpoints(**options, milestones=True), steps=7, callback=control)
+    assert saved[7] == [1, 7]
+    stored = torch.load(tmp_path / "checkpoints" / "step-00000001.ckpt", weights_only=True)
+    assert stored["callbacks"]["RunControl"] == {"changes": {}}
+
+
+def test_with_a_mirror_nothing_goes_before_its_copy_is_there(tmp_path, monkeypatch):
+    run, mirror = tmp_path / "runs" / "name" / "0001", tmp_path / "mirror"
+    run.mkdir(parents=True)
+    options = {"every_steps": 2, "first_step": None, "keep_best": False, "mirror": str(mirror)}
+    fit(run, Checkpoints(**options), steps=6)
+    copies = mirror / "name" / "0001"
+    assert sorted(p.name for p in copies.iterdir()) == [f"step-0000000{n}.ckpt" for n in (2, 4, 6)]
+    assert [p.name for p in (run / "checkpoints").glob("*.ckpt")] == ["step-00000006.ckpt"]
+    monkeypatch.setattr(PlainFolder, "put", lambda *_: (0, 0))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.warns(UserWarning, match="instead of"):
+        fit(run, Checkpoints(**options), steps=10, ckpt_path=run / "checkpoints" / "step-00000006.ckpt")
+    assert sorted(p.name for p in (run / "checkpoints").glob("*.ckpt")) == [f"step-{n:08d}.ckpt" for n in (8, 10)], (
+        "6 has a copy, the others have none"
+    )

@@ -1,0 +1,35 @@
+"""What `lit-stable check` says of checkpoints: how many will stay, and how large they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from lit_stable.optim.schedule import LRSchedule
+from lit_stable.run.checkpoints import Checkpoints
+from lit_stable.run.console import human_bytes
+from lit_stable.run.milestones import milestones
+
+
+def retention(checkpoints: Checkpoints, schedule: LRSchedule, features: Iterable[Any], steps: int, size: float) -> str:
+    """A line: the most checkpoints that lie in the run's folder at its end, by why they stay, and their bytes.
+
+    Args:
+        checkpoints: When to save and what to keep.
+        schedule: Has the end of the warm-up.
+        features: The active features.
+        steps: Of the whole run; below 1: not known.
+        size: Bytes of one checkpoint.
+    """
+    kept = {"last": checkpoints.keep_last, "best": int(checkpoints.keep_best)}
+    if checkpoints.keep_every is not None and steps > 0:
+        kept[f"every {checkpoints.keep_every:,} steps"] = steps // checkpoints.keep_every
+    if checkpoints.milestones:
+        kept["milestones"] = len(milestones(schedule, features))
+    total = sum(kept.values())
+    parts = ", ".join(f"{why} {count}" for why, count in kept.items() if count)
+    mirrored = "" if checkpoints.mirror is None else f"; all of them in {checkpoints.mirror}"
+    return (
+        f"checkpoints kept: at most {total} ({parts}), {human_bytes(size)} each, {human_bytes(total * size)}"
+        f" together{mirrored}"
+    )

@@ -1,0 +1,181 @@
+"""Copies of finished checkpoints in another place, made in the background and compared with what they are of."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+from lit_stable.callbacks.base import MisconfigurationException, rank_zero_warn
+from lit_stable.callbacks.checkpoint_files import checksum, partial_path, remove, sync_to_disk
+
+RECORD = "mirrored.json"
+_CHUNK = 1 << 24
+
+
+class Target(Protocol):
+    """Where copies go."""
+
+    def put(self, source: Path, name: str) -> tuple[int, int]:
+        """Copy a file under a name, read the copy again, and return its (bytes, CRC-32)."""
+
+    def finish(self, name: str) -> None:
+        """Every file of a checkpoint of that name is there, and right."""
+
+
+class PlainFolder:
+    """A folder on any disk that is mounted; a copy has its name only when it is whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def put(self, source: Path, name: str) -> tuple[int, int]:
+        """See :class:`Target`."""
+        top, _, rest = name.partition("/")
+        path = partial_path(self.folder / top) / rest if rest else partial_path(self.folder / top)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+        sync_to_disk(path)
+        return checksum(path)
+
+    def finish(self, name: str) -> None:
+        """See :class:`Target`."""
+        remove(self.folder / name)
+        partial_path(self.folder / name).rename(self.folder / name)
+
+
+class ObjectStore:
+    """Whatever ``fsspec`` opens by a URL; a copy is whole when ``NAME.complete`` lies beside it."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+            self._fs, root = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise MisconfigurationException(
+                f"checkpoints.mirror={url}: cannot be opened: {error}; install the package of fsspec for it, as s3fs."
+            ) from error
+        self._root = str(root).rstrip("/")
+
+    def put(self, source: Path, name: str) -> tuple[int, int]:
+        """See :class:`Target`."""
+        path = f"{self._root}/{name}"
+        self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._fs.put_file(str(source), path)
+        size = crc = 0
+        with self._fs.open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                size, crc = size + len(chunk), zlib.crc32(chunk, crc)
+        return size, crc
+
+    def finish(self, name: str) -> None:
+        """See :class:`Target`."""
+        self._fs.pipe_file(f"{self._root}/{name}.complete", b"")
+
+
+def open_target(where: str, run: Path) -> Target:
+    """The folder ``NAME/NUMBER`` of a run below a URL or a path."""
+    below = f"{run.parent.name}/{run.name}"
+    return ObjectStore(f"{where.rstrip('/')}/{below}") if "://" in where else PlainFolder(Path(where) / below)
+
+
+class Mirror:
+    """A thread that copies checkpoints, oldest first, and a record of those whose copy was compared and is right.
+
+    A copy that fails is tried again, ``attempts`` times, and later with the next checkpoint; training never waits for
+    one, but at the end of the fit.
+
+    Args:
+        target: Where to.
+        folder: Where the checkpoints and the record lie.
+        attempts: Tries of one copy, >= 1.
+        pause: Seconds before the second try; each further one waits twice as long.
+    """
+
+    def __init__(self, target: Target, folder: Path, attempts: int = 5, pause: float = 1.0) -> None:
+        self.target, self.folder, self.attempts, self.pause = target, folder, attempts, pause
+        self._waiting: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
+        self._queued: set[str] = set()
+        self._lock = threading.Lock()
+        self._verified = set(self._read())
+        self._thread: threading.Thread | None = None
+
+    def _read(self) -> list[str]:
+        path = self.folder / RECORD
+        try:
+            names: list[str] = json.loads(path.read_text())
+        except (OSError, ValueError):  # none yet, or one that a kill has cut short: copied once more
+            return []
+        return names
+
+    def add(self, path: Path) -> None:
+        """Copy a finished checkpoint, unless that is done or under way."""
+        with self._lock:
+            if path.name in self._verified or path.name in self._queued:
+                return
+            self._queued.add(path.name)
+        self._waiting.put(path)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._copy_all, name="mirror", daemon=True)
+            self._thread.start()
+
+    def is_verified(self, path: Path) -> bool:
+        """Whether a checkpoint's copy is there and right."""
+        with self._lock:
+            return path.name in self._verified
+
+    def close(self) -> None:
+        """Wait until all that was added is copied, or was given up."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+        self._thread = None
+
+    def _copy_all(self) -> None:
+        while (path := self._waiting.get()) is not None:
+            error = self._try(path)
+            with self._lock:
+                self._queued.discard(path.name)
+                if error is None:
+                    self._verified.add(path.name)
+                    self._write()
+            if error is not None:
+                rank_zero_warn(f"mirror of {path}: {error}; it stays where it is, and is copied with the next one.")
+
+    def _try(self, path: Path) -> Exception | None:
+        failed: Exception | None = None
+        for attempt in range(self.attempts):
+            if attempt:
+                time.sleep(self.pause * 2 ** (attempt - 1))
+            try:
+                self._copy(path)
+            except Exception as error:  # whatever a file system raises, training must not end of it
+                failed = error
+            else:
+                return None
+        return failed
+
+    def _copy(self, path: Path) -> None:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            name = str(Path(path.name) / file.relative_to(path)) if path.is_dir() else path.name
+            expected, found = checksum(file), self.target.put(file, name)
+            if found != expected:
+                raise OSError(f"the copy of {file} has (bytes, CRC-32) {found} instead of {expected}")
+        self.target.finish(path.name)
+
+    def _write(self) -> None:
+        partial = partial_path(self.folder / RECORD)
+        partial.write_text(json.dumps(sorted(self._verified)))
+        partial.replace(self.folder / RECORD)
+
+
+def mirror_of(where: str | None, run: Path, checkpoints: Path, **options: Any) -> Mirror | None:
+    """The mirror of a run, if it is to have one."""
+    return None if where is None else Mirror(open_target(where, run), checkpoints, **options)

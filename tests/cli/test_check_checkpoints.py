@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tiny_recipe import command, write_recipe
+
+
+def test_how_many_stay_and_their_bytes_are_told(tmp_path: Path) -> None:
+    kept = {"keep_last": 3, "keep_every": 100, "milestones": True, "mirror": "/else/where"}
+    recipe = write_recipe(tmp_path, trainer__max_steps=1000, checkpoints=kept)
+    (line,) = [line for line in command("check", "--config", recipe).out.splitlines() if "checkpoints kept" in line]
+    assert line.startswith("checkpoints kept: at most 15 (last 3, best 1, every 100 steps 10, milestones 1), ")
+    assert line.endswith(" together; all of them in /else/where")
+    assert "), 90.8 KiB each, 1.33 MiB together" in line
+
+
+def test_a_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, model__gpt__d_model=128, model__gpt__n_layer=2)
+    said = next(line for line in command("check", "--config", recipe).out.splitlines() if "checkpoints kept" in line)
+    number, unit = said.split("), ")[1].split(",")[0].split()[:2]
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "2").code == 0
+    size = (tmp_path / "runs" / "tiny" / "0001" / "checkpoints" / "step-00000002.ckpt").stat().st_size
+    scale = {"KiB": 2**10, "MiB": 2**20, "kB": 1e3, "MB": 1e6}[unit]
+    assert 0.95 < float(number) * scale / size < 1.05

@@ -1,0 +1,98 @@
+"""Copies are whole or absent, compared with their source, tried again, and never made twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.run.mirror import RECORD, Mirror, ObjectStore, PlainFolder, open_target
+
+
+class Flaky:
+    """Fails or lies in its first tries."""
+
+    def __init__(self, target: Any, fails: int = 0, lies: int = 0) -> None:
+        self.target, self.fails, self.lies, self.puts = target, fails, lies, 0
+
+    def put(self, source: Path, name: str) -> tuple[int, int]:
+        self.puts += 1
+        if self.puts <= self.fails:
+            raise OSError("unplugged")
+        size, crc = self.target.put(source, name)
+        return size, crc ^ (self.puts <= self.lies)
+
+    def finish(self, name: str) -> None:
+        self.target.finish(name)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> list[Path]:
+    file, folder = tmp_path / "step-00000001.ckpt", tmp_path / "step-00000002.ckpt"
+    file.write_bytes(b"one file")
+    (folder / "sub").mkdir(parents=True)
+    for name in ("a", "sub/b"):
+        (folder / name).write_bytes(name.encode())
+    return [file, folder]
+
+
+def mirror(checkpoints: list[Path], target: Any, **options: Any) -> Mirror:
+    made = Mirror(target, checkpoints[0].parent, **{"pause": 0.0, **options})
+    for path in checkpoints:
+        made.add(path)
+        made.add(path)
+    made.close()
+    return made
+
+
+def test_files_and_folders_are_copied_and_recorded(checkpoints: list[Path], tmp_path: Path) -> None:
+    made = mirror(checkpoints, PlainFolder(tmp_path / "m"))
+    assert all(map(made.is_verified, checkpoints))
+    assert (tmp_path / "m" / "step-00000001.ckpt").read_bytes() == b"one file"
+    assert (tmp_path / "m" / "step-00000002.ckpt" / "sub" / "b").read_bytes() == b"sub/b"
+    assert not list((tmp_path / "m").glob("*.partial"))
+    again = Flaky(PlainFolder(tmp_path / "m"))
+    mirror(checkpoints, again)
+    assert again.puts == 0
+
+
+@pytest.mark.parametrize("fault", ["fails", "lies"])
+def test_what_fails_or_comes_wrong_is_tried_again(checkpoints: list[Path], tmp_path: Path, fault: str) -> None:
+    target = Flaky(PlainFolder(tmp_path / "m"), **{fault: 2})
+    assert all(map(mirror(checkpoints, target, attempts=3).is_verified, checkpoints))
+
+
+@pytest.mark.parametrize(("fault", "text"), [("fails", "unplugged"), ("lies", "has \\(bytes, CRC-32\\)")])
+def test_what_never_comes_right_is_given_up_and_has_no_name(
+    checkpoints: list[Path], tmp_path: Path, fault: str, text: str
+) -> None:
+    with pytest.warns(UserWarning, match=text):
+        made = mirror(checkpoints[:1], Flaky(PlainFolder(tmp_path / "m"), **{fault: 9}), attempts=2)
+    assert not made.is_verified(checkpoints[0])
+    assert not (tmp_path / "m" / checkpoints[0].name).exists()
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_a_url_is_opened_by_fsspec_and_says_what_is_complete(checkpoints: list[Path], tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    target = open_target("memory://bucket/runs", tmp_path / "name" / "0001")
+    assert isinstance(target, ObjectStore)
+    assert all(map(mirror(checkpoints, target).is_verified, checkpoints))
+    fs = fsspec.filesystem("memory")
+    assert fs.cat_file("/bucket/runs/name/0001/step-00000002.ckpt/sub/b") == b"sub/b"
+    assert fs.exists("/bucket/runs/name/0001/step-00000002.ckpt.complete")
+    fs.rm("/bucket", recursive=True)
+
+
+def test_a_scheme_that_nobody_opens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MisconfigurationException, match=r"checkpoints\.mirror=nope://x/.*cannot be opened"):
+        open_target("nope://x", tmp_path / "name" / "0001")
+
+
+def test_a_record_that_was_cut_short_costs_a_copy(checkpoints: list[Path], tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text('["step-000')
+    mirror(checkpoints, PlainFolder(tmp_path / "m"))
+    assert json.loads((tmp_path / RECORD).read_text()) == [path.name for path in checkpoints]

@@ -125,7 +125,8 @@ def test_twins_are_found_without_training(recipe):
 
 
 def test_the_devices_of_the_recipe_need_not_be_here_and_nothing_is_written(tmp_path):
-    recipe = write_recipe(tmp_path, trainer__accelerator="gpu", trainer__devices=8, trainer__precision="bf16-mixed")
+    trainer = {"trainer__accelerator": "gpu", "trainer__devices": 8, "trainer__precision": "bf16-mixed"}
+    recipe = write_recipe(tmp_path, data__global_batch=16, **trainer)
     check(recipe, "--trainer.strategy", "fsdp2")
     assert not (tmp_path / "runs").exists()
 

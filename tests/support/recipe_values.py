@@ -1,0 +1,108 @@
+"""A recipe by its keys: as its layers have it, and as the command line resolves it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import yaml
+
+from lit_stable.cli.command import Command
+from lit_stable.cli.directives import merge
+from lit_stable.cli.main import LitStableCLI
+from lit_stable.cli.recipe import Layer, expand, expand_arguments, resolve_recipe
+from lit_stable.optim.budget import parse_budget
+from lit_stable.strategies import fsdp1, fsdp2
+
+#: Dictionaries that are one value: their keys are the user's.
+WHOLE = ("data.order.reshuffle", "model.gpt.init_overrides")
+MISSING = "missing"
+
+
+def own_layer(name: str) -> Layer:
+    """What the file itself says, without its bases."""
+    return expand(resolve_recipe(name))[-1]
+
+
+def written(name: str, instead: dict[str, Any] | None = None) -> dict[str, Any]:
+    """All layers laid over each other, with what is asked of others (``scale``) beside; ``instead`` of the last one."""
+    *bases, last = expand(resolve_recipe(name))
+    merged: dict[str, Any] = {}
+    for layer in bases:
+        merged = merge(merged, layer.data)
+    return merge(merged, as_written(last) if instead is None else instead)
+
+
+def as_written(layer: Layer) -> dict[str, Any]:
+    """A file's data, its ``scale`` included."""
+    scale = {} if layer.directives.scale is None else {"scale": layer.directives.scale}
+    return copy.deepcopy({**layer.data, **scale})
+
+
+def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Key path and value of each leaf."""
+    if isinstance(node, dict) and ".".join(path) not in WHOLE:
+        for key, value in node.items():
+            yield from leaves(value, (*path, str(key)))
+    else:
+        yield path, node
+
+
+def value(recipe: dict[str, Any], key: str) -> Any:
+    """The value of a dotted key, ``init_args`` of features left out; MISSING where there is none."""
+    node: Any = recipe
+    for part in key.split("."):
+        if isinstance(node, dict) and "class_path" in node:
+            node = node.get("init_args", {})
+        if not isinstance(node, dict) or part not in node:
+            return MISSING
+        node = node[part]
+    return node
+
+
+def same(here: Any, there: Any) -> bool:
+    """Equal, whatever the spelling of a count."""
+    if isinstance(here, str) != isinstance(there, str):
+        try:
+            return parse_budget(here) == parse_budget(there)
+        except ValueError:
+            return False
+    return here == there and isinstance(here, bool) == isinstance(there, bool)
+
+
+@functools.cache
+def _parser() -> Any:
+    fsdp1.register_strategies()
+    fsdp2.register_strategies()
+
+    class Parsing(LitStableCLI):
+        def instantiate_classes(self) -> None:
+            pass
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            pass
+
+    words = ["--config", "quickstart"]
+    return Parsing(Command("check", words, *expand_arguments(words)))._subcommand_parsers["fit"]
+
+
+def parsed(*names: str) -> Any:
+    """The namespace of recipes laid over each other, each wrong key or value an error."""
+    return _parser().parse_args(expand_arguments([word for name in names for word in ("--config", name)]).argv)
+
+
+@functools.cache
+def resolved(*names: str) -> dict[str, Any]:
+    """The same as plain data, defaults included, with the sources that the recipe names, on disk or not."""
+    with patch("lit_stable.cli.directives.stood_in", lambda *_: ({}, [])):
+        namespace = parsed(*names)
+    data: dict[str, Any] = yaml.safe_load(_parser().dump(namespace, skip_unset=False, skip_validation=True))
+    return data
+
+
+def built(*names: str) -> Any:
+    """The same as objects: ``model``, ``data``, ``stability``."""
+    return _parser().instantiate(parsed(*names))

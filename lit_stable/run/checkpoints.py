@@ -90,10 +90,10 @@ class Checkpoints(Checkpoint):
         assert self.folder is not None
         path = self.folder / CHECKPOINTS / _MILESTONES
         self._kept = {int(k): v for k, v in json.loads(path.read_text()).items()} if path.exists() else {}
-        self._mirror = mirror = mirror_of(self.mirror, self.folder, self.folder / CHECKPOINTS)
-        if mirror is not None:
+        self._mirror = mirror_of(self.mirror, self.folder, self.folder / CHECKPOINTS)
+        if self._mirror is not None:
             for path in checkpoints(self.folder):
-                mirror.add(path)
+                self._mirror.add(path)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if Progress.of(trainer).steps == self._seen:  # in mid-window

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lit_stable.callbacks.base import MisconfigurationException, rank_zero_warn
-from lit_stable.callbacks.checkpoint_files import checksum, partial_path, remove, sync_to_disk
+from lit_stable.callbacks.checkpoint_files import checksum, partial_path, remove, size_on_disk, sync_to_disk
 
 RECORD = "mirrored.json"
 _CHUNK = 1 << 24
@@ -103,21 +103,21 @@ class Mirror:
         self._waiting: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._queued: set[str] = set()
         self._lock = threading.Lock()
-        self._verified = set(self._read())
+        self._verified = self._read()  # by name: which file or folder of that name it was
         self._thread: threading.Thread | None = None
 
-    def _read(self) -> list[str]:
+    def _read(self) -> dict[str, list[int]]:
         path = self.folder / RECORD
         try:
-            names: list[str] = json.loads(path.read_text())
+            found: dict[str, list[int]] = json.loads(path.read_text())
         except (OSError, ValueError):  # none yet, or one that a kill has cut short: copied once more
-            return []
-        return names
+            return {}
+        return found
 
     def add(self, path: Path) -> None:
         """Copy a finished checkpoint, unless that is done or under way."""
         with self._lock:
-            if path.name in self._verified or path.name in self._queued:
+            if self._verified.get(path.name) == identity(path) or path.name in self._queued:
                 return
             self._queued.add(path.name)
         self._waiting.put(path)
@@ -128,7 +128,7 @@ class Mirror:
     def is_verified(self, path: Path) -> bool:
         """Whether a checkpoint's copy is there and right."""
         with self._lock:
-            return path.name in self._verified
+            return self._verified.get(path.name) == identity(path)
 
     def close(self) -> None:
         """Wait until all that was added is copied, or was given up."""
@@ -139,11 +139,12 @@ class Mirror:
 
     def _copy_all(self) -> None:
         while (path := self._waiting.get()) is not None:
+            copied = identity(path)
             error = self._try(path)
             with self._lock:
                 self._queued.discard(path.name)
                 if error is None:
-                    self._verified.add(path.name)
+                    self._verified[path.name] = copied
                     self._write()
             if error is not None:
                 rank_zero_warn(f"mirror of {path}: {error}; it stays where it is, and is copied with the next one.")
@@ -172,8 +173,13 @@ class Mirror:
 
     def _write(self) -> None:
         partial = partial_path(self.folder / RECORD)
-        partial.write_text(json.dumps(sorted(self._verified)))
+        partial.write_text(json.dumps(self._verified))
         partial.replace(self.folder / RECORD)
+
+
+def identity(path: Path) -> list[int]:
+    """What tells a checkpoint from another of its name, written after a step back: bytes, time of writing."""
+    return [size_on_disk(path), path.stat().st_mtime_ns] if path.exists() else []
 
 
 def mirror_of(where: str | None, run: Path, checkpoints: Path, **options: Any) -> Mirror | None:

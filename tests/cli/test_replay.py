@@ -93,3 +93,15 @@ def test_an_option_goes_over_the_recipe(run: Path) -> None:
 def test_what_cannot_be_is_refused(run: Path, words: list[str], sentence: str) -> None:
     done = command("replay", run, *words)
     assert (done.code, sentence in done.err) == (2, True)
+
+
+def test_a_run_with_the_recovery_ladder_is_replayed_and_left_alone(tmp_path: Path) -> None:
+    features = {"stability__recovery": {}, "stability__detectors": {}}
+    recipe = write_recipe(tmp_path, **features, checkpoints={"every_steps": 2, "first_step": 2, "keep_last": 9})
+    done = command("fit", "--config", recipe)
+    assert done.code == 0, done.err
+    run = tmp_path / "runs" / "tiny" / "0001"
+    before = {path: path.read_bytes() for path in listing(run)}
+    done = command("replay", run, "--step", "5", "--worst", "0")
+    assert (done.code, "same: steps 5 to 5" in done.out) == (0, True), done.out + done.err
+    assert {path: path.read_bytes() for path in listing(run)} == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -95,4 +96,15 @@ def test_a_scheme_that_nobody_opens_is_refused(tmp_path: Path) -> None:
 def test_a_record_that_was_cut_short_costs_a_copy(checkpoints: list[Path], tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text('["step-000')
     mirror(checkpoints, PlainFolder(tmp_path / "m"))
-    assert json.loads((tmp_path / RECORD).read_text()) == [path.name for path in checkpoints]
+    assert list(json.loads((tmp_path / RECORD).read_text())) == [path.name for path in checkpoints]
+
+
+def test_another_checkpoint_of_the_same_name_is_not_taken_for_its_copy(checkpoints: list[Path], tmp_path: Path) -> None:
+    """As a run writes them again that has stepped back."""
+    made = mirror(checkpoints, PlainFolder(tmp_path / "m"))
+    checkpoints[0].write_bytes(b"anything")
+    os.utime(checkpoints[0], ns=(1, 1))
+    assert not made.is_verified(checkpoints[0])
+    assert made.is_verified(checkpoints[1])
+    assert mirror(checkpoints, PlainFolder(tmp_path / "m")).is_verified(checkpoints[0])
+    assert (tmp_path / "m" / checkpoints[0].name).read_bytes() == b"anything"

@@ -96,8 +96,9 @@ def test_what_cannot_be_is_refused(run: Path, words: list[str], sentence: str) -
 
 
 def test_a_run_with_the_recovery_ladder_is_replayed_and_left_alone(tmp_path: Path) -> None:
-    features = {"stability__recovery": {}, "stability__detectors": {}}
-    recipe = write_recipe(tmp_path, **features, checkpoints={"every_steps": 2, "first_step": 2, "keep_last": 9})
+    recipe = write_recipe(
+        tmp_path, stability__recovery={}, checkpoints={"every_steps": 2, "first_step": 2, "keep_last": 9}
+    )
     done = command("fit", "--config", recipe)
     assert done.code == 0, done.err
     run = tmp_path / "runs" / "tiny" / "0001"

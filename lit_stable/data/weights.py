@@ -2,7 +2,8 @@
 
 Constant weights cut the stream into blocks of 65 536 positions with the same exact numbers. A schedule cuts it at its
 marks, and finer where weights change along a line; the numbers of a block are those that bring the sums over all blocks
-nearest to the integral of the weights, so that no rounding adds up. Behind the last mark weights are constant again.
+nearest to the integral of the weights, so that no rounding adds up. Behind the last mark weights, and with them the
+numbers of a block, are constant again.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class ScheduledBlocks:
                 edges.append(stop)
         self._edges = np.array(edges, dtype=np.int64)  # (K + 1,)
         self._sums = np.array(sums, dtype=np.int64)  # (K + 1, S)
-        self._last = np.array(largest_remainder([share * BLOCK for share in shares[-1]], BLOCK), dtype=np.int64)
+        self._last = np.array(quotas(shares[-1]), dtype=np.int64)
 
     def number(self, positions: Indices) -> Indices:
         last = len(self._edges) - 1
@@ -154,7 +155,7 @@ class ScheduledBlocks:
         return sums
 
 
-def quotas(weights: Sequence[float]) -> list[int]:
+def quotas(weights: Sequence[float | Fraction]) -> list[int]:
     """Samples of each source per block: ``weights`` scaled to sum to 65 536 by largest remainder.
 
     A positive weight never rounds to nothing: it gets at least 1, taken from the largest quota. Weight 0 gets 0.
@@ -191,7 +192,7 @@ def _nearest(exact: Sequence[Fraction], before: Sequence[int], size: int) -> lis
     return [b + count for b, count in zip(before, counts, strict=True)]
 
 
-def _shares(weights: Sequence[float]) -> list[Fraction]:
+def _shares(weights: Sequence[float | Fraction]) -> list[Fraction]:
     # Fractions keep the rounding exact, hence equal on all machines.
     total = sum(Fraction(weight) for weight in weights)
     return [Fraction(weight) / total for weight in weights]

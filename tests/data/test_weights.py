@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_stable.data.weights import BLOCK, ConstantBlocks, ScheduledBlocks, WeightSchedule, largest_remainder
+from lit_stable.data.weights import quotas as constant_quotas
 
 
 def stages(*marks):
@@ -77,7 +78,16 @@ def test_blocks_tile_the_stream_and_sums_stay_next_to_the_integral(marks, data, 
         assert set(blocks.number(np.array([position, position + quotas.sum() - 1])).tolist()) == {block}
         exact += integral(marks, shares, shape, position, position + int(quotas.sum()))
         position, sums = position + int(quotas.sum()), sums + quotas
-        assert np.abs(sums - exact).max() < 2
+        if block < last:
+            assert np.abs(sums - exact).max() < 2
+        else:
+            assert quotas.tolist() == constant_quotas(shares[-1])
+
+
+def test_behind_the_last_mark_blocks_are_those_of_constant_weights():
+    little = Fraction(1, 3 * BLOCK)  # a third of a sample per block, which is never nothing
+    blocks = ScheduledBlocks([0, 1], [[Fraction(1), Fraction(0)], [little, 1 - little]], linear=False)
+    assert [blocks.quotas(block).tolist() for block in (0, 1, 2)] == [[1, 0], [1, BLOCK - 1], [1, BLOCK - 1]]
 
 
 def integral(marks, shares, shape, start, stop):

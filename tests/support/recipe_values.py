@@ -89,20 +89,26 @@ def _parser() -> Any:
     return Parsing(Command("check", words, *expand_arguments(words)))._subcommand_parsers["fit"]
 
 
+@functools.cache
 def parsed(*names: str) -> Any:
     """The namespace of recipes laid over each other, each wrong key or value an error."""
-    return _parser().parse_args(expand_arguments([word for name in names for word in ("--config", name)]).argv)
+    return _parser().parse_args(_arguments(names))
+
+
+def _arguments(names: tuple[str, ...]) -> list[str]:
+    return expand_arguments([word for name in names for word in ("--config", name)]).argv
 
 
 @functools.cache
 def resolved(*names: str) -> dict[str, Any]:
     """The same as plain data, defaults included, with the sources that the recipe names, on disk or not."""
     with patch("lit_stable.cli.directives.stood_in", lambda *_: ({}, [])):
-        namespace = parsed(*names)
+        namespace = _parser().parse_args(_arguments(names))
     data: dict[str, Any] = yaml.safe_load(_parser().dump(namespace, skip_unset=False, skip_validation=True))
     return data
 
 
+@functools.cache
 def built(*names: str) -> Any:
     """The same as objects: ``model``, ``data``, ``stability``."""
     return _parser().instantiate(parsed(*names))

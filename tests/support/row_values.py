@@ -1,8 +1,8 @@
 """What the documents say of each run: recipe -> row -> key of the resolved recipe -> value.
 
-Written from the documents' rows (B: BloombergGPT, O: OPT, C, N, E: tr8b-104B and tr8-104B, L: lessons learned, V: a
-vision-language team of Hugging Face), never from the recipes. Rows in small letters are no row: `base` is the run's
-list of settings, `original` what scripts and papers say where the rows do not, `ours` what is not published at all.
+Written from the documents' rows (B: BloombergGPT, O: OPT, C, N, E: tr8b-104B and tr8-104B, L: lessons learned, V: the
+Hugging Face VLM), never from the recipes. Rows in small letters are no row: `base` is the run's list of
+settings, `original` what scripts and papers say where rows do not, `ours` what is not published at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The documents' runs at full size: parts, parameters, schedules, initial weights, by the numbers that were published."""
+"""The documents' runs at full size: parts, parameters, schedules, initial weights, by the published numbers."""
 
 from __future__ import annotations
 

@@ -112,3 +112,8 @@ def resolved(*names: str) -> dict[str, Any]:
 def built(*names: str) -> Any:
     """The same as objects: ``model``, ``data``, ``stability``."""
     return _parser().instantiate(parsed(*names))
+
+
+def instantiated(*words: str) -> Any:
+    """Objects of a command line with recipes and options."""
+    return _parser().instantiate(_parser().parse_args(expand_arguments(words).argv))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
-from lit_stable.cli.recipe import Layer
+from lit_stable.cli.recipe import Layer, shipped_recipes
 from lit_stable.strategies.launcher import launched_devices
 
 #: Options that say where a run begins.
@@ -27,7 +28,7 @@ class Command:
     @property
     def default_name(self) -> str:
         """Name of a run that is given none: that of the last recipe, behind it the sizes it is scaled to."""
-        experiments = [layer.path.stem for layer in self.layers if layer.directives.scale is None]
+        experiments = [_name(layer.path) for layer in self.layers if layer.directives.scale is None]
         sizes = [layer.path.stem for layer in self.layers if layer.directives.scale is not None]
         return "-".join([*(experiments[-1:] or ["run"]), *sizes])
 
@@ -47,3 +48,14 @@ class Command:
         if launched and launched["num_nodes"] == 1:
             program = [*["torchrun", "--standalone", "--nproc-per-node"], str(launched["devices"]), "-m", "lit_stable"]
         return shlex.join([*program, self.name, *kept, "--resume", "auto"])
+
+
+def _name(path: Path) -> str:
+    """The name of a recipe file; of one of several shipped ones of the same name, with its folder in front."""
+    shipped = shipped_recipes()
+    alike = [name for name in shipped if name.rsplit("/", 1)[-1] == path.stem]
+    return (
+        f"{path.parent.name}-{path.stem}"
+        if len(alike) > 1 and f"{path.parent.name}/{path.stem}" in alike
+        else path.stem
+    )

@@ -29,7 +29,8 @@ class Rehearsal:
         return done.out
 
     def folder(self, recipe: str) -> Path:
-        return self.root / f"{recipe.split('/')[1]}-tiny" / "0001"
+        name = recipe.replace("/", "-") if "exp" in recipe else recipe.split("/")[1]
+        return self.root / f"{name}-tiny" / "0001"
 
     def state(self, recipe: str, step: int) -> dict[str, Any]:
         path = next(p for p in checkpoints(self.folder(recipe)) if p.stem == f"step-{step:08}")
@@ -63,9 +64,9 @@ def test_another_rate_and_a_reshuffle(toys):
 def test_data_left_out_then_a_reset_of_the_optimizer(toys):
     """Embedding norm 1, from 13250 of it 2, from 16800 of that 6: steps 10 and 13 of the toy."""
     toys.fit("tr8b_embed_norm/exp1", 10)
-    said = toys.fit("tr8b_embed_norm/exp2", 13, "--ckpt_path", "exp1-tiny@10")
+    said = toys.fit("tr8b_embed_norm/exp2", 13, "--ckpt_path", "tr8b_embed_norm-exp1-tiny@10")
     assert "data.skip_steps: None -> ['11-11']" in said
-    said = toys.fit("tr8b_embed_norm/exp6", 16, "--ckpt_path", "exp2-tiny@13")
+    said = toys.fit("tr8b_embed_norm/exp6", 16, "--ckpt_path", "tr8b_embed_norm-exp2-tiny@13")
     assert "optimizer" in said
     held = toys.column("tr8b_embed_norm/exp6", "stability/optimizer_held")
     assert list(held.values()) == [1.0, 0.0, 0.0]
@@ -78,7 +79,7 @@ def test_data_left_out_then_a_reset_of_the_optimizer(toys):
 def test_a_schedule_overridden_with_8_bit_moments(toys):
     """Bitsandbytes 6 from 12000 of 5: step 9 of the toy."""
     toys.fit("tr8b_bitsandbytes/exp5", 10)
-    toys.fit("tr8b_bitsandbytes/exp6", 10, "--ckpt_path", "exp5-tiny@9")
+    toys.fit("tr8b_bitsandbytes/exp6", 10, "--ckpt_path", "tr8b_bitsandbytes-exp5-tiny@9")
     columns = [toys.column(f"tr8b_bitsandbytes/exp{n}", "lr") for n in (5, 6)]
     before, after = (column[max(column)] for column in columns)
     assert after < 0.1 * before  # at toy size the step behind 9 is near the end of the horizon that is a tenth as long

@@ -92,6 +92,7 @@ def test_a_header_says_from_which_checkpoint_a_run_goes_on(name):
 @pytest.mark.parametrize("name", CONTINUES)
 def test_the_checkpoint_that_a_run_goes_on_from_is_written_and_kept(name):
     parent, step = CONTINUES[name][1].split("@")
-    saves = resolved(f"{name.split('/')[0]}/{parent}")["checkpoints"]
+    folder = name.split("/")[0]
+    saves = resolved(f"{folder}/{parent.removeprefix(f'{folder}-')}")["checkpoints"]
     assert int(step) % saves["every_steps"] == 0 or int(step) == saves["first_step"]
     assert saves["keep_last"] == 1000

@@ -519,12 +519,12 @@ CONTINUES: dict[str, tuple[str, str]] = {
     "tr8/exp02": ("E11", "exp01@6210"),
     "tr8/exp03": ("E12", "exp01@6210"),
     "tr8/exp04": ("E13", "exp01@3000"),
-    "tr8b_embed_norm/exp2": ("E02", "exp1@13250"),
-    "tr8b_embed_norm/exp3": ("E03", "exp2@16651"),
-    "tr8b_embed_norm/exp4": ("E04", "exp2@16500"),  # ours: 16651 lies in the range
-    "tr8b_embed_norm/exp5": ("E05", "exp2@16800"),
-    "tr8b_embed_norm/exp6": ("E06", "exp2@16800"),
-    "tr8b_embed_norm/exp7": ("E07", "exp2@16800"),
+    "tr8b_embed_norm/exp2": ("E02", "tr8b_embed_norm-exp1@13250"),
+    "tr8b_embed_norm/exp3": ("E03", "tr8b_embed_norm-exp2@16651"),
+    "tr8b_embed_norm/exp4": ("E04", "tr8b_embed_norm-exp2@16500"),  # ours: 16651 lies in the range
+    "tr8b_embed_norm/exp5": ("E05", "tr8b_embed_norm-exp2@16800"),
+    "tr8b_embed_norm/exp6": ("E06", "tr8b_embed_norm-exp2@16800"),
+    "tr8b_embed_norm/exp7": ("E07", "tr8b_embed_norm-exp2@16800"),
     "tr8b_embed_norm/control_1b3_again": ("E09", "control_1b3@48984"),
-    "tr8b_bitsandbytes/exp6": ("N12", "exp5@12000"),
+    "tr8b_bitsandbytes/exp6": ("N12", "tr8b_bitsandbytes-exp5@12000"),
 }

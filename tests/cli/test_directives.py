@@ -83,14 +83,14 @@ def test_a_run_is_named_after_the_experiment_and_its_size(write):
 
 
 def test_runs_of_shipped_recipes_that_share_a_name_are_told_apart_by_their_folder(write):
-    def name(recipe):
-        return Command("fit", [], *expand_arguments(["-c", recipe, "-c", "sizes/tiny"])).default_name
+    def name(*words):
+        return Command("fit", [], *expand_arguments(words)).default_name
 
-    assert name("tr8b_embed_norm/exp1") == "tr8b_embed_norm-exp1-tiny"
-    assert name("tr8b_curriculum/exp1") == "tr8b_curriculum-exp1-tiny"
-    assert name("bloomberggpt/v1.0") == "v1.0-tiny"
+    assert name("-c", "tr8b_embed_norm/exp1", "-c", "sizes/tiny") == "tr8b_embed_norm-exp1-tiny"
+    assert name("-c", "tr8b_curriculum/exp1") == "tr8b_curriculum-exp1"
+    assert name("-c", "bloomberggpt/v1.0") == "v1.0"
     write(exp1=EXPERIMENT)
-    assert name("exp1.yaml") == "exp1-tiny"
+    assert name("-c", "exp1.yaml") == "exp1"
 
 
 @pytest.mark.parametrize(

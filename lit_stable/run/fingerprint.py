@@ -19,7 +19,7 @@ import yaml
 from lit_stable.environment import git_commit, versions
 
 #: Variables that change which kernels and collectives run.
-_SETTINGS = ("CUBLAS_", "CUDNN_", "CUDA_LAUNCH", "NCCL_", "NVIDIA_TF32_", "OMP_NUM_", "PYTORCH_", "TORCH_")
+_SETTINGS = ("CUBLAS_", "CUDNN_", "CUDA_LAUNCH", "NCCL_", "NVIDIA_TF32_", "PYTORCH_", "TORCH_")
 _NOT_THE_RUN = ("run", "checkpoints", "resume", "ckpt_path", "config")
 _RECIPE, _FEW = "recipe", 20
 
@@ -36,6 +36,7 @@ def fingerprint(recipe: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         **versions(),
         "project": _project(Path.cwd()),
         "CPU": _cpu(),
+        "threads": torch.get_num_threads(),  # and not OMP_NUM_THREADS, which Lightning sets under some strategies
         "ranks": ranks,
         **_cuda(),
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},

@@ -24,7 +24,7 @@ def test_losses_of_two_sources_over_a_whole_window_by_hand(monkeypatch: pytest.M
 
     monkeypatch.setattr(NumberedSamples, "__iter__", two_sources)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
-    monkeypatch.setattr("lit_stable.module.sample_losses", lambda *a: _keep(seen, sample_losses(*a)))
+    monkeypatch.setattr("lit_stable.training_loss.sample_losses", lambda *a: _keep(seen, sample_losses(*a)))
     run = fit(steps=2, callbacks=(SourceLoss(names=["a", "b", "c"]),))
     sources = [torch.tensor([0, 1]) if n % 2 else torch.tensor([1, 1]) for n in range(4, 8)]
     window = [(s, c) for s, c in seen if s.requires_grad][-4:]

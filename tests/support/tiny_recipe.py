@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from lightning_utilities.core import rank_zero as messages
 
 from lit_stable.cli.main import run
 from lit_stable.data.prepare import prepare
@@ -87,10 +88,12 @@ def command(*words: str | Path) -> Done:
     level = logger.level
     logger.addHandler(log)
     logger.setLevel(logging.INFO)
+    elsewhere, messages.log = messages.log, logger  # a test that imports `pytorch_lightning` turns them that way
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run([str(word) for word in words])
     finally:
+        messages.log = elsewhere
         logger.removeHandler(log)
         logger.setLevel(level)
     return Done(code, out.getvalue(), err.getvalue())

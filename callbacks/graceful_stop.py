@@ -7,11 +7,9 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.distributed as dist
-
 from .base import StabilityCallback, rank_zero_info
 from .early_end import EarlyEnd, save_now
+from .host_agreement import HostAgreement
 from .private_names import (
     after_signal_registration,
     restore_signal_registration,
@@ -57,15 +55,14 @@ class GracefulStop(StabilityCallback):
         self._interrupted = False
         self._previous: dict[int, Any] = {}
         self._end = EarlyEnd()
-        self._group: Any = None
+        self._ranks = HostAgreement()
         self._process = 0
         self._training = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit" and trainer.world_size > 1 and self._group is None:
-            self._group = dist.new_group(backend="gloo")
         if stage == "fit":
+            self._ranks.open(trainer)
             # Later than here, where Lightning's own would come on top; earlier than the data workers, which a launcher
             # or a terminal signals too, and which inherit what stands then.
             after_signal_registration(trainer, self._install)
@@ -100,7 +97,7 @@ class GracefulStop(StabilityCallback):
     ) -> None:
         if window_is_open(trainer):  # not at a step boundary
             return
-        received = self._agreed()
+        received = self._ranks.largest(self._received)
         if not received or self.signal:
             return
         self.signal = received
@@ -108,13 +105,6 @@ class GracefulStop(StabilityCallback):
         rank_zero_info(f"{name} received: writing a checkpoint after step {trainer.global_step}, then stopping.")
         save_now(trainer, self.dirpath)
         self._end.end(trainer)
-
-    def _agreed(self) -> int:
-        if self._group is None:
-            return self._received
-        flag = torch.tensor([self._received])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        return int(flag.item())
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for number, handler in self._previous.items():
@@ -126,6 +116,4 @@ class GracefulStop(StabilityCallback):
         restore_signal_registration(trainer)
         self._end.undo(trainer)
         restore_sigterm_broadcast(trainer)
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
+        self._ranks.close()

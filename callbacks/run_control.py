@@ -7,13 +7,11 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-import torch.distributed as dist
-
 from .base import MisconfigurationException, StabilityCallback, rank_zero_info, rank_zero_warn, was_logging_step
 from .control_orders import Done, Order, now, read_ledger, waiting, write_ledger
 from .early_end import EarlyEnd, save_now
 from .events import Event, Events, emit
+from .host_agreement import HostAgreement
 from .learning_rate import EffectiveLR
 from .private_names import window_is_open
 from .progress import Mark, Progress
@@ -86,7 +84,7 @@ class RunControl(StabilityCallback):
         self._run = ""
         self._steps = 0
         self._end = EarlyEnd()
-        self._group: Any = None
+        self._ranks = HostAgreement()
         self._trainers_own: Any = None  # its interval between validations, while one is asked for
         self._warned = False
 
@@ -99,8 +97,7 @@ class RunControl(StabilityCallback):
         Events.of(trainer)
         Progress.of(trainer)
         EffectiveLR.of(trainer).add("RunControl", self._rate)
-        if trainer.world_size > 1 and self._group is None:
-            self._group = dist.new_group(backend="gloo")
+        self._ranks.open(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.stopped = False
@@ -148,24 +145,10 @@ class RunControl(StabilityCallback):
         if self.is_replay or self._steps % self.every_steps:
             return
         found = self._new(trainer) if trainer.is_global_zero else []
-        if self._agreed(len(found)):
-            for done in self._from_rank_0(found):
+        if self._ranks.largest(len(found)):
+            orders: list[Done] = self._ranks.from_rank_0(found)
+            for done in orders:
                 self._carry_out(trainer, done)
-
-    def _agreed(self, count: int) -> int:
-        if self._group is None:
-            return count
-        flag = torch.tensor([count])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        return int(flag.item())
-
-    def _from_rank_0(self, found: list[Done]) -> list[Done]:
-        if self._group is None:
-            return found
-        box: list[Any] = [found]
-        dist.broadcast_object_list(box, src=0, group=self._group)
-        orders: list[Done] = box[0]
-        return orders
 
     def _new(self, trainer: Trainer) -> list[Done]:
         """What is to be carried out now, on record already."""
@@ -235,9 +218,7 @@ class RunControl(StabilityCallback):
         self._put_back(trainer)
         self._end.undo(trainer)
         EffectiveLR.of(trainer).remove("RunControl")
-        if self._group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
+        self._ranks.close()
 
     def state_dict(self) -> dict[str, Any]:
         # What is on record of later steps, in the run that is repeated, does not belong to this one's past yet.

@@ -1,0 +1,45 @@
+"""What ranks agree on over a CPU process group: the device is neither read nor waited for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+class HostAgreement:
+    """A gloo group of all ranks; on one process there is none, and everything is agreed on. All ranks call alike."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+
+    def open(self, trainer: Trainer) -> None:
+        """To be called in ``setup``; one that is open stays."""
+        if trainer.world_size > 1 and self._group is None:
+            self._group = dist.new_group(backend="gloo")
+
+    def largest(self, number: int) -> int:
+        """The largest of the numbers of all ranks."""
+        if self._group is None:
+            return number
+        flag = torch.tensor([number])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        return int(flag.item())
+
+    def from_rank_0(self, thing: Any) -> Any:
+        """What rank 0 has."""
+        if self._group is None:
+            return thing
+        box = [thing]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def close(self) -> None:
+        """To be called in ``teardown``; nothing happens where it is not open."""
+        if self._group is not None and dist.is_initialized():
+            dist.destroy_process_group(self._group)
+        self._group = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_manual_optimization
 from .device_step import local_gradients
 from .private_names import align_logged_step, ready_batches
 from .progress import Progress
@@ -103,11 +103,11 @@ class AccumulationWindows(StabilityCallback):
                     f"`{type(callback).__name__}`: sets the accumulation window, which follows from global_batch"
                     " already; delete it, or take `BatchSizeWarmup` for a batch that grows."
                 )
-        if not pl_module.automatic_optimization:
-            raise MisconfigurationException(
-                f"`{type(pl_module).__name__}.automatic_optimization=False`: takes its steps itself, so no callback can"
-                " set its accumulation window; accumulate in training_step, or use automatic optimization."
-            )
+        refuse_manual_optimization(
+            pl_module,
+            "takes its steps itself, so no callback can set its accumulation window; accumulate in training_step, or"
+            " use automatic optimization.",
+        )
 
     def _first_window(self, trainer: Trainer) -> Window:
         """What stands for the window before the run has begun."""

@@ -34,6 +34,7 @@ __all__ = [
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
+    "refuse_manual_optimization",
     "was_logging_step",
 ]
 
@@ -63,6 +64,12 @@ class StabilityCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse_twins(trainer, self)
         arrange(trainer)
+
+
+def refuse_manual_optimization(module: LightningModule, why: str) -> None:
+    """Raise where a module takes its optimizer steps itself; ``why`` ends the sentence, and has the remedy."""
+    if not module.automatic_optimization:
+        raise MisconfigurationException(f"`{type(module).__name__}.automatic_optimization=False`: {why}")
 
 
 def refuse_twins(trainer: Trainer, ours: StabilityCallback) -> None:

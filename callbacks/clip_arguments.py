@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .ada_gc import AdaGC
-from .base import MisconfigurationException
+from .base import MisconfigurationException, refuse_manual_optimization
 from .shards import has_flat_parameters
 from .z_clip import ZClip
 
@@ -50,11 +50,10 @@ def refuse_other_clipping(trainer: Trainer, pl_module: LightningModule) -> None:
             f"`{type(pl_module).__name__}.configure_gradient_clipping` is overridden: gradients would be clipped"
             " twice, since `GradClip` is on as well; delete the method."
         )
-    if not pl_module.automatic_optimization:
-        raise MisconfigurationException(
-            f"`{type(pl_module).__name__}.automatic_optimization=False`: `GradClip` acts before Lightning's own"
-            " optimizer step; use automatic optimization, or clip in training_step."
-        )
+    refuse_manual_optimization(
+        pl_module,
+        "`GradClip` acts before Lightning's own optimizer step; use automatic optimization, or clip in training_step.",
+    )
 
 
 def refuse_flat_parameters(trainer: Trainer, scope: Any) -> None:

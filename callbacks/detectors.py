@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, refuse_manual_optimization, was_logging_step
 from .detector import Detector
 from .event_ring import EventRing
 from .events import Events, emit
@@ -108,11 +108,11 @@ class Detectors(StabilityCallback):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        if not pl_module.automatic_optimization:
-            raise MisconfigurationException(
-                f"`{type(pl_module).__name__}.automatic_optimization=False`: `Detectors` takes each step's loss and"
-                " gradient norm from Lightning's own optimizer step; use automatic optimization."
-            )
+        refuse_manual_optimization(
+            pl_module,
+            "`Detectors` takes each step's loss and gradient norm from Lightning's own optimizer step; use automatic"
+            " optimization.",
+        )
         Progress.of(trainer)
         GradNorm.of(trainer)
         Events.of(trainer)

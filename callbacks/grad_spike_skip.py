@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step
+from .base import StabilityCallback, is_logging_step, refuse_manual_optimization
 from .device_step import clear_all, hook_steps, is_fused, skip_step, tell_of_sync
 from .events import Event, Events, emit
 from .grad_norm import GradNorm
@@ -148,11 +148,9 @@ class GradSpikeSkip(StabilityCallback):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        if not pl_module.automatic_optimization:
-            raise MisconfigurationException(
-                f"`{type(pl_module).__name__}.automatic_optimization=False`: `GradSpikeSkip` acts before Lightning's"
-                " own optimizer step; use automatic optimization."
-            )
+        refuse_manual_optimization(
+            pl_module, "`GradSpikeSkip` acts before Lightning's own optimizer step; use automatic optimization."
+        )
         GradNorm.of(trainer)
         Progress.of(trainer)
         Events.of(trainer)

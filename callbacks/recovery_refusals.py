@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .base import MisconfigurationException
+from .base import MisconfigurationException, refuse_manual_optimization
 from .detectors import Detectors
 from .dropout_rate import DropoutRate
 from .recovery_overrides import clips
@@ -21,11 +21,9 @@ def refuse_incomplete(trainer: Trainer, module: LightningModule, rungs: Sequence
     """Raise when something is not there that a rung needs; called in ``setup``."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     rewinds = [rung for rung in rungs if rung.do == "rewind"]
-    if not module.automatic_optimization:
-        raise MisconfigurationException(
-            f"`{type(module).__name__}.automatic_optimization=False`: `Recovery` acts around Lightning's own optimizer"
-            " step; use automatic optimization."
-        )
+    refuse_manual_optimization(
+        module, "`Recovery` acts around Lightning's own optimizer step; use automatic optimization."
+    )
     if not any(isinstance(c, Detectors) for c in callbacks):
         raise MisconfigurationException(
             "`Recovery`: nothing tells it of losses and trouble; put `Detectors()` into the trainer's callbacks"

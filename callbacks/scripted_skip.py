@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info
+from .base import (
+    MisconfigurationException,
+    StabilityCallback,
+    is_logging_step,
+    rank_zero_info,
+    refuse_manual_optimization,
+)
 from .device_step import clear_all, hook_steps, is_fused, skip_step
 from .grad_spike_skip import GradSpikeSkip
 from .positions import merge_ranges
@@ -100,11 +106,9 @@ class ScriptedSkip(StabilityCallback):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        if not pl_module.automatic_optimization:
-            raise MisconfigurationException(
-                f"`{type(pl_module).__name__}.automatic_optimization=False`: `ScriptedSkip` acts before Lightning's own"
-                " optimizer step; use automatic optimization."
-            )
+        refuse_manual_optimization(
+            pl_module, "`ScriptedSkip` acts before Lightning's own optimizer step; use automatic optimization."
+        )
         others = [c for c in trainer.callbacks if isinstance(c, GradSpikeSkip) and c.schedule_on_skip == "hold"]  # type: ignore[attr-defined]
         if others and self.schedule_on_skip == "hold":
             raise MisconfigurationException(

@@ -103,6 +103,7 @@ class _Modifiers:
         for feature in (_find(features, BatchSizeWarmup), self._override, self._reset):
             if feature is not None:
                 feature.modify(self._effective)
+        self._keys = self._effective.keys
 
     def reach(self, mark: Mark) -> None:
         """Begin what begins when a step opens at these counters."""
@@ -116,7 +117,7 @@ class _Modifiers:
 
     def value(self, key: str, mark: Mark, value: float) -> float:
         """The value of the step that opens at these counters."""
-        return float(self._effective.effective(key, mark, value, 0)) if key in self._effective.keys else value
+        return float(self._effective.effective(key, mark, value, 0)) if key in self._keys else value
 
 
 def write_trace(path: Path, rows: Iterable[Row]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from lit_stable.cli.trace import Row
 from lit_stable.optim.schedule import format_lr
 
-_JUMP = 0.01  # of the rate in one iteration; a decay over 1000 iterations moves less
+_JUMP = 0.01  # of the rate in one iteration
+_AS_BEFORE = 4.0  # times what it moved in the one before: the decay of a short run moves as far at every iteration
 _MANY = 24
 
 
@@ -35,10 +36,16 @@ def _milestones(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
             before, after = getattr(rows[n - 1], name), getattr(rows[n], name)
             if before != after:
                 yield n, f"{what} {before} -> {after}"
-        if n > peak and abs(rates[n] - rates[n - 1]) > _JUMP * max(rates[n], rates[n - 1]):
+        if n > peak and _jumps(rates[max(n - 2, 0)], rates[n - 1], rates[n]):
             yield n, f"learning rate {format_lr(rates[n - 1])} -> {format_lr(rates[n])}"
     if rates[-1] < rates[peak]:
         floor = next(n for n in range(last, -1, -1) if n == 0 or rates[n - 1] != rates[-1])
         if floor < last:
             yield floor, f"the learning rate is at its last value, {format_lr(rates[-1])}"
     yield last, f"end, learning rate {format_lr(rates[-1])}"
+
+
+def _jumps(first: float, before: float, after: float) -> bool:
+    """Whether the rate moves from ``before`` to ``after`` in a way that a schedule does not."""
+    moved = abs(after - before)
+    return moved > _JUMP * max(before, after) and moved > _AS_BEFORE * abs(before - first)

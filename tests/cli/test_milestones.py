@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lit_stable.callbacks import BatchSizeWarmup, GradClip, LROverride, SequenceLengthWarmup
 from lit_stable.cli.milestones import milestones
 from lit_stable.cli.trace import trace
@@ -53,3 +55,15 @@ def test_of_very_many_the_first_and_the_last_are_shown():
     assert len(lines) == 2 + 24 + 1
     assert "end, learning rate 1" in lines[-2]
     assert lines[-1] == "  (36 more; --trace FILE has every iteration)"
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+def test_the_decay_of_a_short_run_is_no_row_of_jumps_and_an_override_in_it_is(shape):
+    """Its rate moves by more than a hundredth at every iteration."""
+    schedule = LRSchedule(peak=1.0, shape=shape, warmup=10, horizon=100, floor=0.1)
+    override = LROverride(start=60, factor=0.5)
+    assert table(override, schedule=schedule, steps=100) == [
+        (10, "the learning rate is at its highest, 1"),
+        (60, f"learning rate {format_lr(schedule.lr(59))} -> {format_lr(schedule.lr(60) / 2)}"),
+        (100, f"end, learning rate {format_lr(schedule.lr(100) / 2)}"),
+    ]

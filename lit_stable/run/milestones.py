@@ -32,8 +32,8 @@ def milestones(schedule: LRSchedule | None, callbacks: Iterable[Any]) -> list[Mi
     An override is a callback with a whole number ``start`` and a ``unit``; the checkpoint is the last one without it.
     """
     found = []
-    if schedule is not None and schedule.warmup:
-        found.append(Milestone(schedule.unit, int(schedule.warmup), "end of warm-up"))
+    if schedule is not None and schedule.warmup_end:
+        found.append(Milestone(schedule.warmup_unit or schedule.unit, schedule.warmup_end, "end of warm-up"))
     for callback in callbacks:
         if isinstance(callback, BatchSizeWarmup):
             stages = callback.schedule.reached()

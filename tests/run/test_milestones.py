@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
+
+import pytest
 
 from lit_stable.callbacks import BatchSizeWarmup, LROverride, OptimizerReset, Progress
 from lit_stable.callbacks.progress import Mark
@@ -19,6 +22,18 @@ def test_where_something_begins_or_ends() -> None:
         ("steps", 5, "before OptimizerReset"),
     ]
     assert milestones(None, []) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({"warmup": "375M", "horizon": "10B", "unit": "tokens"}, ("tokens", 375_000_000)),
+        ({"warmup": "2k", "warmup_unit": "samples", "horizon": "10B", "unit": "tokens"}, ("samples", 2000)),
+    ],
+)
+def test_a_warm_up_ends_where_its_own_unit_says(options: dict[str, Any], end: tuple[str, int]) -> None:
+    (milestone,) = milestones(LRSchedule(peak=1e-2, **options), [])
+    assert (milestone.unit, milestone.at) == end
 
 
 def test_a_milestone_is_reached_once() -> None:

@@ -41,8 +41,7 @@ def build(configs: list[str], root: str, **options: Any) -> Built:
     }
     typed = [word for config in configs for word in ("--config", config)]
     typed += [word for key, value in settled.items() for word in (f"--{key}", str(value))]
-    expanded, layers = expand_arguments(typed)
-    return Built(Command("fit", typed, expanded, layers))
+    return Built(Command("fit", typed, *expand_arguments(typed)))
 
 
 class Stopwatch(Callback):

@@ -26,6 +26,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gpu]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def out_of_the_repository(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What several tests share is made before any test has a folder of its own."""
+    os.chdir(tmp_path_factory.mktemp("shared"))
+
+
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing a test writes lands in the repository, and a subprocess finds the package there."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import run_ranks
 
 SUPPORT = Path(__file__).parent
 
@@ -25,14 +26,15 @@ def run_scenarios(
 ) -> dict[str, Any]:
     """Run functions of a script of scenarios on several ranks, in one launch; what rank 0 returned, by name."""
     results = folder / "results.json"
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)),
-        *(str(SUPPORT / script), str(results), accelerator, *names),
-    ]
-    root = str(SUPPORT.parent.parent)
-    path = os.pathsep.join([root, str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = [str(results), accelerator, *names]
+    path = os.pathsep.join([str(SUPPORT.parent.parent), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SCENARIO_FOLDER": str(folder)}
-    output = f"{processes} ranks {_run(command, environ, folder, timeout)}"
+    if accelerator == "cpu":
+        ended = run_ranks(processes, SUPPORT / script, words, environ, folder, timeout)
+    else:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        ended = _run([*torchrun, str(SUPPORT / script), *words], environ, folder, timeout)
+    output = f"{processes} ranks {ended}:\n{(folder / 'launch.log').read_text(errors='replace')[-8000:]}"
     if not results.exists():
         pytest.fail(output)
     found: dict[str, Any] = json.loads(results.read_text())
@@ -41,17 +43,15 @@ def run_scenarios(
 
 
 def _run(command: list[str], environ: dict[str, str], folder: Path, timeout: float) -> str:
-    """How a launch ended and the end of what it printed; one that takes too long is ended with all its ranks."""
-    log = folder / "launch.log"
-    with log.open("w") as file:
+    """How a launch ended, in words; one that takes too long is ended with all its ranks."""
+    with (folder / "launch.log").open("w") as file:
         launch = subprocess.Popen(command, env=environ, cwd=folder, stdout=file, stderr=file, start_new_session=True)
         try:
-            ended = f"ended with {launch.wait(timeout)}"
+            return f"ended with {launch.wait(timeout)}"
         except subprocess.TimeoutExpired:
             os.killpg(launch.pid, signal.SIGKILL)
             launch.wait()
-            ended = f"were ended after {timeout:.0f} s"
-    return f"{ended}:\n{log.read_text(errors='replace')[-8000:]}"
+            return f"were ended after {timeout:.0f} s"
 
 
 def of(*names: str) -> pytest.MarkDecorator:

@@ -1,0 +1,112 @@
+"""Processes that begin with everything imported: forks of one clean process, which save each of them seven seconds.
+
+They are what ``torchrun`` starts as far as a script can see: a process of its own with the variables of its rank.
+For work on a CPU: a process that has seen CUDA cannot be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import pytest
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["forked", "lit_stable.cli.main", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "hypothesis"]
+)
+
+
+def _become(script: str, words: Sequence[str], environ: dict[str, str], folder: str, output: str) -> None:
+    """Be ``python SCRIPT WORDS`` with this environment, in this folder, printing to this file."""
+    os.setsid()
+    with open(output, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    rank_zero_only.rank = fabric_rank_zero_only.rank = int(environ["RANK"])  # read from the environment at import
+    sys.argv = [script, *words]
+    sys.path.insert(0, os.path.dirname(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+def run_ranks(
+    processes: int, script: Path, words: Sequence[str], environ: dict[str, str], folder: Path, timeout: float
+) -> str:
+    """Run a script on several ranks; how they ended, in words. When one fails, or time is up, all are killed."""
+    common = {
+        **environ,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "none",  # by which Lightning knows that ranks are there already
+    }
+    _start_server(environ["PYTHONPATH"])
+    ranks = []
+    for rank in range(processes):
+        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        output = str(folder / "launch.log")
+        process = CONTEXT.Process(target=_become, args=(str(script), list(words), own, str(folder), output))
+        process.start()
+        ranks.append(process)
+    try:
+        return _watch(ranks, timeout)
+    finally:
+        for process in ranks:
+            _kill(process)
+
+
+def _start_server(path: str) -> None:
+    """Before the first fork, with the path that this process has: what the server cannot import it leaves out."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("OMP_NUM_THREADS", "1")
+        multiprocessing.forkserver.ensure_running()
+
+
+def _watch(ranks: list[ForkServerProcess], timeout: float) -> str:
+    end = time.monotonic() + timeout
+    running = list(ranks)
+    while running:
+        if not wait([process.sentinel for process in running], timeout=max(0.0, end - time.monotonic())):
+            return f"were ended after {timeout:.0f} s"
+        for process in running:
+            process.join(0)
+        failed = [f"rank {rank} with {process.exitcode}" for rank, process in enumerate(ranks) if process.exitcode]
+        if failed:
+            return f"ended: {', '.join(failed)}"
+        running = [process for process in running if process.exitcode is None]
+    return "ended with 0"
+
+
+def _kill(process: ForkServerProcess) -> None:
+    """It and what it started, which is its session once it has one."""
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.join()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port

@@ -1,0 +1,34 @@
+"""The scripts under ``benchmarks`` build and train what they time, at a toy size; what they time is nobody's test."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module
+
+
+def test_the_trainer_and_the_plain_loop_take_turns(script: Any, tmp_path: Path) -> None:
+    throughput = script("throughput")
+    found, _ = throughput.contenders("tiny", str(tmp_path), 1, eight_bit=False)
+    assert found.keys() >= {throughput.OURS, throughput.PLAIN}
+    assert all(contender.turn() > 0 for contender in found.values())
+    assert found[throughput.OURS].contender.trainer.global_step == 2 * 3, "two turns of one counted step behind two"
+
+
+def test_every_callback_is_timed_alone_and_all_together(script: Any, tmp_path: Path) -> None:
+    callbacks = script("callbacks")
+    options = {**callbacks.SIZES["tiny"], "data.global_batch": 2}
+    built = callbacks.build(callbacks.CONFIGS, str(tmp_path), **options)
+    found = callbacks.variants(built, built.model, True, 0, 1)
+    assert found.keys() == {callbacks.NOTHING, *callbacks.ALONE, callbacks.AGAIN, callbacks.ALL}
+    assert found[callbacks.ALL].turn() > 0

@@ -27,7 +27,8 @@ from turns import Stopwatch, Variant, build, device_name, ratios, take_turns
 
 from lit_stable.strategies import fsdp1, fsdp2
 
-OURS, EIGHT_BIT, PLAIN, LITGPT = "lit-stable fit", "lit-stable fit, EightBitAdam", "plain loop", "LitGPT's model"
+OURS, PLAIN, LITGPT = "lit-stable fit", "plain loop", "LitGPT's model"
+EIGHT_BIT, WHOLE = f"{OURS}, EightBitAdam", f"{OURS}, model.compile whole"
 RECIPES: dict[str, tuple[str, Shape, dict[str, Any]]] = {
     "124m": ("gpt2_124m", Shape(12, 12, 768, 1024, 32), {}),
     "1b3": ("gpt_1b3", Shape(24, 16, 2048, 2048, 8), {"trainer.strategy": "auto"}),
@@ -40,12 +41,12 @@ RECIPES: dict[str, tuple[str, Shape, dict[str, Any]]] = {
 }
 
 
-def fit(size: str, root: str, counted: int, *fragments: str) -> Variant:
+def fit(size: str, root: str, counted: int, *fragments: str, **changed: str) -> Variant:
     """The recipe of this size with a global batch of one micro-batch, as `lit-stable fit` runs it."""
     recipe, shape, options = RECIPES[size]
     one = {"data.global_batch": shape.micro_batch, "trainer.log_every_n_steps": 10}
     with contextlib.redirect_stdout(io.StringIO()):
-        cli = build([recipe, "stability/grad_spike_skip", *fragments], root, **options, **one)
+        cli = build([recipe, "stability/grad_spike_skip", *fragments], root, **options, **one, **changed)
     stopwatch = Stopwatch(2, counted)
     cli.trainer.callbacks.append(stopwatch)
     return Variant(cli.trainer, cli.model, cli.datamodule, stopwatch)
@@ -70,7 +71,9 @@ class Quiet:
         return taken
 
 
-def contenders(size: str, root: str, counted: int, eight_bit: bool) -> tuple[dict[str, Quiet], dict[str, int]]:
+def contenders(
+    size: str, root: str, counted: int, eight_bit: bool = False, whole: bool = False
+) -> tuple[dict[str, Quiet], dict[str, int]]:
     """By name, each with its first turn behind it, and the bytes that it holds between turns."""
     shape = RECIPES[size][1]
     makers: dict[str, Callable[[], Any]] = {
@@ -80,6 +83,8 @@ def contenders(size: str, root: str, counted: int, eight_bit: bool) -> tuple[dic
     }
     if eight_bit:
         makers[EIGHT_BIT] = lambda: fit(size, root, counted, "stability/eight_bit_adam")
+    if whole:
+        makers[WHOLE] = lambda: fit(size, root, counted, **{"model.compile": "whole"})
     found, held = {}, {}
     for name, make in makers.items():
         before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
@@ -101,6 +106,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="counted steps in a turn")
     parser.add_argument("--eight_bit", action="store_true", help="EightBitAdam too")
+    parser.add_argument("--whole", action="store_true", help="the network in one graph too")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -109,7 +115,7 @@ def main() -> None:
     fsdp2.register_strategies()
     shape = RECIPES[arguments.size][1]
     with tempfile.TemporaryDirectory() as root:
-        found, held = contenders(arguments.size, root, arguments.steps, arguments.eight_bit)
+        found, held = contenders(arguments.size, root, arguments.steps, arguments.eight_bit, arguments.whole)
         seconds = take_turns(found, arguments.rounds)
     print(f"{time.strftime('%Y-%m-%d')}, {device_name()}, torch {torch.__version__}, lightning {lightning.__version__}")
     print(f"{shape}, {arguments.rounds} rounds of {arguments.steps} steps")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -59,7 +60,8 @@ class GPTModule(LightningModule):
         schedule: The learning rate.
         optimizer: Which optimizer, with which options.
         seed_init: Of the initial weights.
-        compile: Compile each block: ``auto`` = on CUDA only.
+        compile: ``on``: compile each block. ``whole``: the whole network in one graph, where none of it is sharded.
+            ``auto``: ``on`` on CUDA, else ``off``.
         recompute: Activation checkpointing: run each block a second time in the backward pass.
         z_loss: Weight of the mean of log(Z)^2 in the training loss, Z being the softmax's denominator; 0: none. 1e-4 in
             PaLM (arXiv:2204.02311, section 5).
@@ -78,7 +80,7 @@ class GPTModule(LightningModule):
         schedule: LRSchedule,
         optimizer: OptimizerOptions = ADAMW,
         seed_init: int = 0,
-        compile: Literal["auto", "on", "off"] = "auto",
+        compile: Literal["auto", "on", "whole", "off"] = "auto",
         recompute: bool = False,
         z_loss: float = 0.0,
         gradient_predivide: float | None = None,
@@ -89,7 +91,7 @@ class GPTModule(LightningModule):
         self.schedule = schedule
         self.optimizer_options = optimizer
         self.seed_init = seed_init
-        self.compile_blocks = compile
+        self.compile_option = compile
         self.recompute = recompute
         self.training_loss = TrainingLoss(z_loss)
         self.gradient_predivide = gradient_predivide
@@ -121,7 +123,7 @@ class GPTModule(LightningModule):
         self._judge_precision()
         device = strategy.root_device
         mesh = self.device_mesh  # set by strategies that have one
-        compiled = self.compile_blocks == "on" or (self.compile_blocks == "auto" and device.type == "cuda")
+        compiled = self._what_is_compiled(device)
         # Fixed shapes make faster code, and torch gives up on them, silently, after eight different ones.
         fixed_shapes = not any(isinstance(c, SequenceLengthWarmup) for c in self.trainer.callbacks)  # type: ignore[attr-defined]
         self.gpt = build_gpt(
@@ -131,15 +133,26 @@ class GPTModule(LightningModule):
             mesh=None if mesh is None else data_mesh(mesh),
             tensor_mesh=None if mesh is None else tensor_mesh(mesh),
             policy=getattr(strategy.precision_plugin, "policy", None),
-            compile_blocks=compiled,
+            compile=compiled,
             fixed_shapes=fixed_shapes,
             recompute=self.recompute,
         )
         if self.initial_weights is not None:
             for line in begin_with(self, self.gpt, self.initial_weights, self.inserted):
                 rank_zero_info(f"model.{line}")
-        if compiled:
+        if compiled != "off":
             self.training_loss.compile(dynamic=False if fixed_shapes else None)
+
+    def _what_is_compiled(self, device: torch.device) -> Literal["off", "blocks", "whole"]:
+        if self.compile_option == "auto":
+            return "blocks" if device.type == "cuda" else "off"
+        strategy = self.trainer.strategy
+        if self.compile_option == "whole" and isinstance(strategy, ModelParallelStrategy | FSDPStrategy):
+            raise MisconfigurationException(
+                f"model.compile=whole under {type(strategy).__name__}: shards are gathered block by block, outside of"
+                " compiled code; set model.compile to on."
+            )
+        return "blocks" if self.compile_option == "on" else self.compile_option
 
     def _judge_precision(self) -> None:
         strategy = self.trainer.strategy

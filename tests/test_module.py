@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from compilation_counts import count_compilations, stand_in
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from tiny_fit import Watch, quiet_trainer
@@ -479,8 +480,8 @@ def test_configuring_the_model_twice_builds_it_once():
     assert run.module.gpt is gpt
 
 
-@pytest.mark.parametrize(("compile", "compiled"), [("auto", False), ("off", False), ("on", True)])
-def test_blocks_are_compiled_on_request_and_not_by_default_on_a_cpu(compile, compiled, monkeypatch):
+@pytest.mark.parametrize(("compile", "compiled"), [("auto", False), ("off", False), ("on", True), ("whole", True)])
+def test_it_is_compiled_on_request_and_not_by_default_on_a_cpu(compile, compiled, monkeypatch):
     asked: list[Any] = []
     monkeypatch.setattr(torch, "compile", lambda target, **options: asked.append(target) or target)
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: asked.append(self))
@@ -490,3 +491,18 @@ def test_blocks_are_compiled_on_request_and_not_by_default_on_a_cpu(compile, com
 
 def test_samples_and_tokens_of_a_batch():
     assert module().count_batch({"input_ids": torch.zeros(3, 7, dtype=torch.long)}) == (3, 21)
+
+
+def test_compiled_whole_it_is_one_graph_and_computes_the_same(monkeypatch):
+    graphs = count_compilations(monkeypatch, stand_in)
+    whole = fit(steps=3, module=tiny_module(compile="whole", recompute=True))
+    assert {name for name, count in graphs.items() if count} == {"compute", "sample_losses"}
+    assert graphs["compute"] == 1
+    plain = fit(steps=3, module=tiny_module(compile="off"))
+    assert whole.rows == plain.rows
+    assert equal_bits(whole.weights, plain.weights)
+
+
+def test_what_is_sharded_is_not_compiled_whole():
+    with pytest.raises(MisconfigurationException, match=r"model\.compile=whole under FSDP2Strategy: .* set .* to on"):
+        fit("fsdp2", steps=1, module=tiny_module(compile="whole"))

@@ -144,7 +144,7 @@ def _memory(
         stored=stored,
         recompute=module.recompute,
         state_bytes=_state_bytes(module, plans, stored),
-        compiled=module.compile_blocks != "off",
+        compiled=module.compile_option != "off",
     )
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"

@@ -99,19 +99,24 @@ class GPT(nn.Module):
             documents: Document of each token, (B, T), as `document_ids` numbers them: tokens see no other than their
                 own. ``None``: each sample is one document.
         """
-        return self.head_logits(self.trunk(input_ids, documents))
+        context = self.attention_context(input_ids.shape[1], documents, input_ids.device)
+        return self.compute(input_ids, documents, context)
+
+    def compute(
+        self, input_ids: torch.Tensor, documents: torch.Tensor | None, context: AttentionContext
+    ) -> torch.Tensor:
+        """What is left of `forward` once it has chosen how: all that can be compiled as a whole."""
+        return self.head_logits(self._stream(input_ids, documents, context))
 
     def trunk(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
-        """Token ids (B, T) -> final normed residual stream (B, T, D).
+        """Token ids (B, T) -> final normed residual stream (B, T, D)."""
+        context = self.attention_context(input_ids.shape[1], documents, input_ids.device)
+        return self._stream(input_ids, documents, context)
 
-        Raises:
-            ValueError: when T is above `max_length`.
-        """
-        length, config = input_ids.shape[1], self.config
-        if length > config.max_length:
-            raise ValueError(f"A sequence of {length} tokens: model.gpt.max_length={config.max_length} is the longest.")
+    def _stream(
+        self, input_ids: torch.Tensor, documents: torch.Tensor | None, context: AttentionContext
+    ) -> torch.Tensor:
         x: torch.Tensor = self.embed(input_ids, documents)  # (B, T, D)
-        context = self.attention_context(length, documents, x.device)
         for index, block in enumerate(self.blocks):
             x = block(x, context, context.layer(index))
         x = self.norm(x)
@@ -136,7 +141,14 @@ class GPT(nn.Module):
         return x
 
     def attention_context(self, length: int, documents: torch.Tensor | None, device: torch.device) -> AttentionContext:
-        """What the attention of all blocks shares in a forward pass over ``length`` tokens."""
+        """What the attention of all blocks shares in a forward pass over ``length`` tokens.
+
+        Raises:
+            ValueError: when ``length`` is above `max_length`.
+        """
+        if length > self.config.max_length:
+            longest = f"model.gpt.max_length={self.config.max_length}"
+            raise ValueError(f"A sequence of {length} tokens: {longest} is the longest.")
         dropouts: list[nn.Dropout] = [block.attention.dropout for block in self.blocks]  # type: ignore[union-attr, misc]
         drops = self.training and any(dropout.p > 0 for dropout in dropouts)
         kernel = choose_kernel(

@@ -7,7 +7,7 @@ So the whole model never exists unsharded on one device, and its numbers do not 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -32,7 +32,7 @@ def build_gpt(
     mesh: DeviceMesh | None = None,
     tensor_mesh: DeviceMesh | None = None,
     policy: MixedPrecisionPolicy | None = None,
-    compile_blocks: bool = False,
+    compile: Literal["off", "blocks", "whole"] = "off",
     fixed_shapes: bool = True,
     recompute: bool = False,
 ) -> GPT:
@@ -45,8 +45,8 @@ def build_gpt(
         mesh: The data-parallel ranks, in one dimension, or as copies x shards; ``None``: nothing is sharded.
         tensor_mesh: The ranks that split each matrix between them; ``None``: none is split.
         policy: Mixed precision of the sharded parameters; norms and an fp32 head are exempt from it.
-        compile_blocks: Compile each block's computation on its own: compile time does not grow with depth, and FSDP2's
-            hooks stay outside of the compiled code.
+        compile: ``blocks``: each block's computation on its own, so that compile time does not grow with depth, and
+            FSDP2's hooks stay outside of the compiled code. ``whole``: from token ids to logits; without a ``mesh``.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: Keep only each block's input for the backward pass and run the block again there.
 
@@ -57,13 +57,13 @@ def build_gpt(
         raise ValueError("\n".join(problems))
     with torch.device("meta"):
         gpt = GPT(config)
-    gpt.blocks_compiled = compile_blocks
+    gpt.blocks_compiled = compile != "off"
     for index, block in enumerate(gpt.blocks):
         _materialise(block, f"blocks.{index}.", config, device, seed)
         if tensor_mesh is not None:
             assert isinstance(block, Block)
             split_block(block, tensor_mesh)
-        _wrap_residual(block, compile_blocks, fixed_shapes, recompute)
+        _wrap_residual(block, compile == "blocks", fixed_shapes, recompute)
         if mesh is not None:
             _shard(block, mesh, policy)
     for name, child in gpt.named_children():
@@ -72,6 +72,8 @@ def build_gpt(
     if tensor_mesh is not None:
         split_ends(gpt, tensor_mesh)
     gpt.tie()
+    if compile == "whole":
+        gpt.compute = torch.compile(gpt.compute, dynamic=_dynamic(fixed_shapes))  # type: ignore[method-assign]
     if mesh is not None:
         # A tied head lives in the root's group, so the root follows the head; else the fp32 head has its own group.
         if config.head_fp32 and not config.tied:
@@ -101,8 +103,12 @@ def _wrap_residual(block: nn.Module, compile_block: bool, fixed_shapes: bool, re
     if recompute:
         residual = partial(checkpoint, residual, use_reentrant=False)
     if compile_block:
-        residual = torch.compile(residual, dynamic=False if fixed_shapes else None)
+        residual = torch.compile(residual, dynamic=_dynamic(fixed_shapes))
     block.residual = residual
+
+
+def _dynamic(fixed_shapes: bool) -> bool | None:
+    return False if fixed_shapes else None  # None: after a second shape was seen
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None) -> None:

@@ -28,7 +28,7 @@ named = pytest.mark.parametrize("fields", VARIANTS, ids=lambda fields: "-".join(
 
 def build(compiled: bool, **fields: Any) -> Any:
     config = GPTConfig(vocab_size=VOCAB, n_layer=2, n_head=4, d_model=256, max_length=LENGTH, **fields)
-    return build_gpt(config, seed=1, device=CUDA, compile_blocks=compiled)
+    return build_gpt(config, seed=1, device=CUDA, compile="blocks" if compiled else "off")
 
 
 def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -124,7 +124,7 @@ def _states(parts: Any) -> list[str]:
 
 
 def _gpt(parts: Any) -> GPT:
-    return build_gpt(parts.model.config, seed=parts.model.seed_init, device=torch.device("cpu"), compile_blocks=False)
+    return build_gpt(parts.model.config, seed=parts.model.seed_init, device=torch.device("cpu"), compile="off")
 
 
 def _shapes(parts: Any) -> dict[str, tuple[int, ...]]:

@@ -1,9 +1,8 @@
 """Kill a run that steps back, again and again, at random moments, and see whether it comes to what it should.
 
-``python kill_recovery.py FOLDER KILLS SEED`` forks one process per life. A life counts the moments at which something
-goes to disk, comes from it or is trained on, and ends itself by SIGKILL at one of them, drawn at random: within a save,
-between a ledger's line and what it announces, within a line, within the load of a rewind. The last life is not killed.
-Prints what was seen as JSON.
+Each life is a process of its own, forked from the one at hand. It counts the moments at which something goes to disk,
+comes from it or is trained on, and ends itself by SIGKILL at one of them, drawn at random: within a save, between a
+ledger's line and what it announces, within a line, within the load of a rewind. The last life is not killed.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class Reader(Module):
 class Moments:
     """Counts the moments of a life, and ends it at one of them."""
 
-    def __init__(self, last: int) -> None:
-        self.count, self.last = 0, last
+    def __init__(self, last: int, end: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGKILL)) -> None:
+        self.count, self.last, self.end = 0, last, end
 
     def pass_by(self) -> None:
         self.count += 1
         if self.count == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.end()
 
     def around(self, owner: Any, name: str) -> None:
         """Before and after each call."""
@@ -84,12 +83,14 @@ class Moments:
         self.around(Path, "replace")
         self.around(torch, "load")
         self.around(torch, "save")
-        self.around(Reader, "training_step")
+        self.around(Module, "training_step")
         self.within_writes()
 
 
 def live(folder: Path, last: int) -> Any:
     """One life: to the end, or to its moment."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     moments = Moments(last)
     moments.install()
     module = Reader(folder / "read.jsonl")
@@ -138,26 +139,19 @@ def judge(folder: Path) -> dict[str, Any]:
     }
 
 
-def main(folder: Path, kills: int, seed: int) -> None:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+def killed_again_and_again(folder: Path, kills: int, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What a run came to that was not killed, and what those came to that were, so often in all."""
     draw = random.Random(seed)
     quiet = folder / "quiet"
     assert in_a_process_of_its_own(quiet, last=-1)
     moments = int((quiet / "moments").read_text())
-    killed = folder / "killed"
-    deaths = ended = 0
+    ended: list[dict[str, Any]] = []
+    killed, deaths = folder / "killed", 0
     while deaths < kills:
         if in_a_process_of_its_own(killed, last=draw.randint(1, moments // 2)):
-            ended += 1  # this run is through: another one
-            found = judge(killed)
-            assert found == judge(quiet), (ended, found)
-            killed = folder / f"killed-{ended}"
+            ended.append(judge(killed))  # this run is through: another one
+            killed = folder / f"killed-{len(ended)}"
         else:
             deaths += 1
     assert in_a_process_of_its_own(killed, last=-1)
-    print(json.dumps({"quiet": judge(quiet), "killed": judge(killed), "moments": moments, "deaths": deaths}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    return judge(quiet), [*ended, judge(killed)]

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from contract_fits import gathered
+from full_disk import files_of_at_most
+from lightning.pytorch import Callback
 from rank_scenarios import main, scenario, shared_folder
-from recovery_project import BATCH, RUNGS, Data, Module, ShardedModule, ids_by_the_ledger, items, make_trainer
+from recovery_project import (
+    BATCH,
+    RUNGS,
+    Data,
+    Module,
+    ShardedModule,
+    clean_run,
+    ids_by_the_ledger,
+    items,
+    make_trainer,
+)
 from tiny_gpt_run import whole_weights
 
 from lit_stable.callbacks import Progress, Recovery, fit_with_recovery
@@ -27,48 +40,33 @@ warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 
 
-def _trainer(folder: Path, strategy: str, recovery: Recovery | None = None) -> Any:
-    kind = FSDP2Strategy(timeout_minutes=2) if strategy == "fsdp2" else strategy
-    return make_trainer(folder, STEPS, devices=2, strategy=kind, recovery=recovery)
+def _strategy(name: str) -> Any:
+    return FSDP2Strategy(timeout_minutes=2) if name == "fsdp2" else name
 
 
 def _rescued(strategy: str) -> dict[str, Any]:
     folder = shared_folder()
     module = (ShardedModule if strategy == "fsdp2" else Module)(ONE_RANK)
-    trainer = _trainer(folder, strategy)
+    trainer = make_trainer(folder, STEPS, devices=2, strategy=_strategy(strategy))
     fit_with_recovery(trainer, module, Data())
-    # What this rank has read last at each step; both together are the step.
-    read = gathered([module.ids[step] for step in range(1, STEPS + 1)])
-    ids = [first + second for first, second in zip(*read, strict=True)]
-    own = gathered([trainer.global_step, Progress.of(trainer).dropped, Progress.of(trainer).samples])
+    return judged(trainer, module, folder, [module.ids[step] for step in range(1, STEPS + 1)], strategy)
+
+
+def judged(trainer: Any, module: Module, folder: Path, own: list[list[int]], strategy: str = "ddp") -> dict[str, Any]:
+    """What a finished run came to; ``own``: what this rank has read last at each step. Both together are the step."""
+    ids = [first + second for first, second in zip(*gathered(own), strict=True)]
+    state = gathered([trainer.global_step, Progress.of(trainer).dropped, Progress.of(trainer).samples])
+    weights = whole_weights(module)
+    clean = (ShardedModule if strategy == "fsdp2" else Module)()
+    clean = whole_weights(clean_run(folder / "clean", own, clean, devices=2, strategy=_strategy(strategy)))
+    ledger = read_ledger(folder / FILE)
     return {
-        "rewinds": [
-            [e.step, e.done["to"], e.done["dropped"]] for e in read_ledger(folder / FILE) if e.action == "rewind"
-        ],
+        "rewinds": [[e.step, e.done["to"], e.done["dropped"]] for e in ledger if e.action == "rewind"],
         "reads_what_the_ledger_says": ids == ids_by_the_ledger(folder / FILE, 1, STEPS, 2 * BATCH),
         "poison_read": len(ONE_RANK.intersection(i for step in ids for i in step)),
-        "ranks_agree": own[0] == own[1],
-        "equals_the_clean_run": _equals_clean(strategy, whole_weights(module), read),
+        "ranks_agree": state[0] == state[1],
+        "equals_the_clean_run": all(torch.equal(weights[name], clean[name]) for name in clean),
     }
-
-
-def _equals_clean(strategy: str, weights: dict[str, torch.Tensor], read: list[list[list[int]]]) -> bool:
-    """A run that is given those items and nothing else, on as many ranks."""
-
-    class Given(Data):
-        leaves_out_dropped = True
-
-        def train_dataloader(self) -> Any:
-            from recovery_project import Rows
-            from torch.utils.data import DataLoader
-
-            return DataLoader(Rows(), batch_sampler=read[self.trainer.global_rank])
-
-    module = (ShardedModule if strategy == "fsdp2" else Module)()
-    trainer = _trainer(shared_folder(), strategy)
-    fit_with_recovery(trainer, module, Given())
-    clean = whole_weights(module)
-    return all(torch.equal(weights[name], clean[name]) for name in clean)
 
 
 @scenario
@@ -88,10 +86,38 @@ def stopped_together() -> list[str]:
     said = ""
     try:
         recovery = Recovery(control, {"not_finite": "rewind"})
-        fit_with_recovery(_trainer(folder, "ddp", recovery), Module(ONE_RANK), Data())
+        trainer = make_trainer(folder, STEPS, devices=2, strategy="ddp", recovery=recovery)
+        fit_with_recovery(trainer, Module(ONE_RANK), Data())
     except RecoveryStopped as error:
         said = str(error)
     return gathered(said)
+
+
+class Fills(Callback):
+    """The disk of rank 0's ledger is full from step 11 on."""
+
+    def __init__(self, ledger: Path) -> None:
+        self.ledger, self.stack = ledger, ExitStack()
+
+    def on_before_optimizer_step(self, trainer: Any, *rest: Any) -> None:
+        if trainer.is_global_zero and trainer.global_step == 10:
+            self.stack.enter_context(files_of_at_most(self.ledger.stat().st_size))
+
+    def on_exception(self, *rest: Any) -> None:
+        self.stack.close()
+
+
+@scenario
+def full_disk() -> dict[str, Any]:
+    folder = shared_folder()
+    trainer = make_trainer(folder, STEPS, Fills(folder / FILE), devices=2, strategy="ddp")
+    said = ""
+    try:
+        fit_with_recovery(trainer, Module(ONE_RANK), Data())
+    except RecoveryStopped as error:
+        said = str(error)
+    written = [e.action for e in read_ledger(folder / FILE) if e.action in ("rewind", "stop")]
+    return {"said": gathered(said), "written": written}
 
 
 if __name__ == "__main__":

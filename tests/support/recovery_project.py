@@ -125,15 +125,16 @@ def _parsed(line: str) -> dict[str, Any]:
         return {}
 
 
-def clean_run(folder: Path, ids: list[list[int]]) -> Module:
-    """The weights of a run that was given those items and nothing else."""
-    module = Module()
+def clean_run(folder: Path, ids: list[list[int]], module: Module | None = None, **options: Any) -> Module:
+    """The weights of a run whose steps are given those items, on this rank, and nothing else."""
+    module = module or Module()
 
     class Given(LightningDataModule):
         def train_dataloader(self) -> DataLoader:
             return DataLoader(Rows(), batch_sampler=ids)
 
-    quiet_trainer(StepSeed(1), SafeCheckpoints(), max_steps=len(ids), default_root_dir=folder).fit(module, Given())
+    options = {"use_distributed_sampler": False, "default_root_dir": folder, **options}
+    quiet_trainer(StepSeed(1), SafeCheckpoints(), max_steps=len(ids), **options).fit(module, Given())
     return module
 
 

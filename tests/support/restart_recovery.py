@@ -1,59 +1,54 @@
-"""A run on two processes that a launcher starts again: ``torchrun --max-restarts N restart_recovery.py FOLDER``.
+"""Have torchrun's agent start two ranks again and again: ``python restart_recovery.py FOLDER DEATHS SEED``.
 
-The ladder asks for a restart, to step back. Rank 0 is killed while it loads the checkpoint of that rewind, once.
+The agent is the one of ``torchrun --max-restarts``; its workers are forked from a process that has imported everything
+once. Prints as JSON what ended the lives, and what each run came to. When a run is through before there were deaths
+enough, another one begins.
 """
 
 from __future__ import annotations
 
 import json
-import logging
+import multiprocessing
 import os
-import signal
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
-from rank_scenarios_recovery import FIRST, STEPS
-from recovery_project import RUNGS, Data, Module, make_trainer
+# With gloo, the ranks of a second life otherwise look for those of the first, and may wait for ever.
+os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
-from lit_stable.callbacks import Recovery, fit_with_recovery
-from lit_stable.callbacks.fit_with_recovery import pending_target
-from lit_stable.callbacks.recovery_exit import RESTART, Rewind
-
-RANK = int(os.environ["RANK"])
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
-class Reader(Module):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        loss = super().training_step(batch, batch_idx)
-        step = self.trainer.global_step + 1
-        with (folder / f"read-{RANK}.jsonl").open("a") as file:
-            file.write(json.dumps([step, self.ids[step]]) + "\n")
-        return loss
+def life(*arguments: Any) -> None:
+    """Of one rank; what it needs is imported where it is forked from."""
+    from two_rank_lives import live
+
+    live(*arguments)
 
 
-def dies_within(load: Any) -> Any:
-    def torch_load(*args: Any, **kwargs: Any) -> Any:
-        load(*args, **kwargs)
-        (folder / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+def main(folder: Path, wanted: int, seed: int) -> None:
+    import restart_recovery  # under the name by which the workers find it
 
-    return torch_load
+    multiprocessing.set_forkserver_preload(["two_rank_lives"])
+    runs: list[Any] = []
+    died: list[Any] = []
+    while len(died) < wanted or not runs:
+        run = folder / f"run-{len(runs) + 1}"
+        run.mkdir()
+        config = LaunchConfig(
+            *(1, 1, 2),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            run_id=run.name,
+            max_restarts=wanted + 20,
+            start_method="forkserver",
+        )
+        elastic_launch(config, restart_recovery.life)(folder, run, wanted, seed)
+        runs.append(json.loads((run / "judged.json").read_text()))
+        died = [json.loads(line) for line in (folder / "deaths.jsonl").read_text().splitlines()]
+    print(json.dumps({"deaths": died, "runs": runs}))
 
 
-folder = Path(sys.argv[1])
-warnings.simplefilter("ignore")
-logging.disable(logging.WARNING)
-if RANK == 0 and pending_target(folder) and not (folder / "died").exists():
-    torch.load = dies_within(torch.load)
-module = Reader({FIRST})
-try:
-    recovery = Recovery(RUNGS, {"not_finite": "rewind"}, restart=True)
-    trainer = make_trainer(folder, STEPS, devices=2, strategy="ddp", recovery=recovery)
-    fit_with_recovery(trainer, module, Data(), ckpt_path="auto")
-except Rewind:
-    sys.exit(RESTART)
-if RANK == 0:
-    torch.save(module.state_dict(), folder / "weights.pt")
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

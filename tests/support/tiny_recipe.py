@@ -10,11 +10,11 @@ import logging
 import os
 import random
 import signal
-import subprocess
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 from lightning_utilities.core import rank_zero as messages
@@ -80,9 +80,9 @@ class Done:
     err: str
 
 
-def command(*words: str | Path) -> Done:
-    """Run ``lit-stable WORDS`` in this process."""
-    out, err = io.StringIO(), io.StringIO()
+def command(*words: str | Path, out: TextIO | None = None, err: TextIO | None = None) -> Done:
+    """Run ``lit-stable WORDS`` in this process; what it says goes to the streams given, or into the result."""
+    out, err = out or io.StringIO(), err or io.StringIO()
     log = logging.StreamHandler(out)
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
@@ -96,23 +96,46 @@ def command(*words: str | Path) -> Done:
         messages.log = elsewhere
         logger.removeHandler(log)
         logger.setLevel(level)
-    return Done(code, out.getvalue(), err.getvalue())
+    return Done(code, *(s.getvalue() if isinstance(s, io.StringIO) else "" for s in (out, err)))
 
 
-def start(*words: str | Path) -> subprocess.Popen[bytes]:
-    """Start ``lit-stable WORDS`` as a process of its own, stdout and stderr in one pipe."""
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-m", "lit_stable", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+class Started:
+    """A process under way; ``stdout`` is a pipe of what it says on both streams."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid, self.stdout = pid, os.fdopen(pipe, "rb")
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, or minus the signal that ended it."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def signal_at_line(process: subprocess.Popen[bytes], number: signal.Signals, beginning: str) -> Done:
+def start(*words: str | Path) -> Started:
+    """Start ``lit-stable WORDS`` as a process of its own, forked from this one: all is imported already."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(theirs)
+        return Started(pid, ours)
+    code = 70
+    try:
+        os.dup2(theirs, 1)
+        os.dup2(theirs, 2)
+        sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        logging.getLogger("lightning.pytorch").handlers.clear()  # those of this process's own streams
+        code = command(*words, out=sys.stdout, err=sys.stderr).code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # no cleaning up of what is the parent's
+
+
+def signal_at_line(process: Started, number: signal.Signals, beginning: str) -> Done:
     """Send a signal when the process prints a line that begins so, and wait for its end."""
-    assert process.stdout is not None
     out = b""
     with process.stdout as pipe:
         for line in pipe:
@@ -123,9 +146,10 @@ def signal_at_line(process: subprocess.Popen[bytes], number: signal.Signals, beg
         else:
             raise AssertionError(out.decode())
         if number == signal.SIGKILL:
-            process.wait()
+            code = process.wait()
             os.set_blocking(pipe.fileno(), False)  # its data worker lives on for seconds and keeps the pipe open
-        out += pipe.read() or b""
+            return Done(code, (out + (pipe.read() or b"")).decode(), "")
+        out += pipe.read()
     return Done(process.wait(), out.decode(), "")
 
 

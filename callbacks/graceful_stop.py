@@ -17,6 +17,7 @@ from .private_names import (
     silence_sigterm_broadcast,
     window_is_open,
 )
+from .recovery_exit import Rewind
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -29,6 +30,7 @@ class GracefulStop(StabilityCallback):
     a CPU process group (gloo), so that no rank waits for another in a collective and the device is never read.
     Lightning's own check, a device broadcast read on the host for every micro-batch, is switched off meanwhile, and
     so is the validation with which Lightning ends a stopped run; ``min_steps`` and ``min_epochs`` do not hold it.
+    A signal in the step at whose end :class:`~.recovery.Recovery` steps back is heeded after the first step from there.
     Nothing is logged.
 
     The checkpoint is written by the first checkpoint callback that has ``save_now(trainer)``, else to
@@ -51,7 +53,7 @@ class GracefulStop(StabilityCallback):
     def __init__(self, dirpath: str | None = None) -> None:
         self.dirpath = dirpath
         self.signal: int | None = None
-        self._received = 0
+        self._received = self._left_over = 0
         self._interrupted = False
         self._previous: dict[int, Any] = {}
         self._end = EarlyEnd()
@@ -68,7 +70,8 @@ class GracefulStop(StabilityCallback):
             after_signal_registration(trainer, self._install)
 
     def _install(self) -> None:
-        self.signal, self._received, self._interrupted = None, 0, False
+        self.signal, self._interrupted = None, False
+        self._received, self._left_over = self._left_over, 0
         self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():  # Python takes handlers nowhere else
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -105,6 +108,11 @@ class GracefulStop(StabilityCallback):
         rank_zero_info(f"{name} received: writing a checkpoint after step {trainer.global_step}, then stopping.")
         save_now(trainer, self.dirpath)
         self._end.end(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        super().on_exception(trainer, pl_module, exception)
+        if isinstance(exception, Rewind) and not self.signal:
+            self._left_over = self._received
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for number, handler in self._previous.items():

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-import json
+import itertools
+import os
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,17 @@ import pytest
 import torch
 from full_disk import files_of_at_most
 from lightning.pytorch import Trainer
-from recovery_project import BATCH, RUNGS, Data, Module, clean_run, ids_by_the_ledger, items, make_trainer
+from recovery_project import (
+    BATCH,
+    RUNGS,
+    Data,
+    Module,
+    clean_run,
+    ids_by_the_ledger,
+    ledger_lines,
+    make_trainer,
+    poison,
+)
 from tiny_fit import TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot
 
 from lit_stable.callbacks import (
@@ -28,18 +40,9 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.events import Event
 from lit_stable.callbacks.fit_with_recovery import newest_of_branch
 from lit_stable.callbacks.recovery_exit import RecoveryStopped, Rewind
-from lit_stable.callbacks.recovery_ledger import FILE, Entry, read_ledger
+from lit_stable.callbacks.recovery_ledger import FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recovery", "ignore:step ", "ignore:GradSpikeSkip")
-
-
-def poison(*steps: int, seed: int = 1) -> set[int]:
-    """Items that an undisturbed run reads at those steps."""
-    return {items(seed)(p) for step in steps for p in range((step - 1) * BATCH, step * BATCH)}
-
-
-def lines(folder: Path, *actions: str) -> list[Entry]:
-    return [e for e in read_ledger(folder / FILE) if not actions or e.action in actions]
 
 
 def trouble(*steps: int, kind: str = "spike") -> Watch:
@@ -65,7 +68,7 @@ def rescued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Module]:
 
 def test_a_run_that_would_die_finishes_without_the_data_it_died_of(rescued: tuple[Path, Module]) -> None:
     folder, module = rescued
-    rewinds = lines(folder, "rewind")
+    rewinds = ledger_lines(folder, "rewind")
     assert [(e.step, e.done["to"], e.done["dropped"]) for e in rewinds] == [(17, 15, [[30, 38]]), (32, 30, [[68, 76]])]
     ids = ids_by_the_ledger(folder / FILE, 1, 45)
     assert [module.ids[step] for step in range(1, 46)] == ids
@@ -81,14 +84,14 @@ def test_its_weights_are_those_of_a_run_that_was_never_given_them(rescued: tuple
 
 def test_the_ledger_says_when_why_what_and_how_it_ended(rescued: tuple[Path, Module]) -> None:
     folder, _ = rescued
-    found = lines(folder)
+    found = ledger_lines(folder)
     assert [e.number for e in found] == list(range(1, len(found) + 1))
-    (first, _) = lines(folder, "rewind")
+    (first, _) = ledger_lines(folder, "rewind")
     assert (first.why, first.evidence["signal"], first.branch) == ("not_finite", "loss", 0)
     assert first.time.endswith("+00:00")
-    assert [e.step for e in lines(folder, "begun")] == [15, 30]
-    assert [(e.done["result"], e.done["rewind"]) for e in lines(folder, "result")] == [
-        ("past the window", e.number) for e in lines(folder, "rewind")
+    assert [e.step for e in ledger_lines(folder, "begun")] == [15, 30]
+    assert [(e.done["result"], e.done["rewind"]) for e in ledger_lines(folder, "result")] == [
+        ("past the window", e.number) for e in ledger_lines(folder, "rewind")
     ]
 
 
@@ -100,29 +103,29 @@ def test_without_dropping_the_same_data_the_run_fails_again_further_back_and_sto
     trainer = make_trainer(tmp_path, 30, recovery=Recovery(rungs, {"not_finite": "rewind"}))
     with pytest.raises(RecoveryStopped, match=r"step 17: stop because of not finite"):
         fit_with_recovery(trainer, Module(poison(17)), Data())
-    assert [e.done["to"] for e in lines(tmp_path, "rewind")] == [15, 10, 5]
+    assert [e.done["to"] for e in ledger_lines(tmp_path, "rewind")] == [15, 10, 5]
 
 
 def test_the_same_window_in_trouble_again_leads_further_back(tmp_path: Path) -> None:
     module = Module(poison(17, 20))  # the second lies just behind what the first rewind drops
     fit_with_recovery(make_trainer(tmp_path, 30), module, Data())
-    assert [(e.step, e.done["to"]) for e in lines(tmp_path, "rewind")] == [(17, 15), (16, 10)]
+    assert [(e.step, e.done["to"]) for e in ledger_lines(tmp_path, "rewind")] == [(17, 15), (16, 10)]
     assert [module.ids[step] for step in range(1, 31)] == ids_by_the_ledger(tmp_path / FILE, 1, 30)
 
 
 def test_a_named_step_is_gone_to_whatever_its_health(tmp_path: Path) -> None:
     rungs = [{"do": "rewind", "to": 5, "before": 0, "after": 1}, {"do": "stop"}]
     fit_with_recovery(make_trainer(tmp_path, 25, recovery=Recovery(rungs)), Module(poison(17)), Data())
-    assert [(e.done["to"], e.done["dropped"]) for e in lines(tmp_path, "rewind")] == [(5, [[32, 36]])]
+    assert [(e.done["to"], e.done["dropped"]) for e in ledger_lines(tmp_path, "rewind")] == [(5, [[32, 36]])]
 
 
 def test_what_was_saved_in_trouble_is_not_gone_back_to(tmp_path: Path) -> None:
     module = Module(poison(13, 14, 16, 17), factor=1e4)
     rungs = [{"do": "wait", "steps": 5, "within": 1.0}, {"do": "rewind", "before": 0, "after": 0}, {"do": "stop"}]
     fit_with_recovery(make_trainer(tmp_path, 25, recovery=Recovery(rungs, {"spike": "wait"})), module, Data())
-    saved = {e.step: e.done["healthy"] for e in lines(tmp_path, "checkpoint") if e.branch == 0}
+    saved = {e.step: e.done["healthy"] for e in ledger_lines(tmp_path, "checkpoint") if e.branch == 0}
     assert saved[15] is False
-    assert [e.done["to"] for e in lines(tmp_path, "rewind")] == [10]
+    assert [e.done["to"] for e in ledger_lines(tmp_path, "rewind")] == [10]
 
 
 def test_checkpoints_of_the_branch_that_was_left_are_set_aside_and_refused(tmp_path: Path) -> None:
@@ -189,8 +192,11 @@ def test_a_spike_that_passes_costs_nothing(tmp_path: Path) -> None:
     for trainer, module in zip(make, (straight, waited), strict=True):
         fit_with_recovery(trainer, module, Data())
     assert_same_bits(straight.state_dict(), waited.state_dict())
-    assert [(e.action, e.step) for e in lines(tmp_path / "b", "wait", "result")] == [("wait", 10), ("result", 15)]
-    assert "median of 5 losses <= " in lines(tmp_path / "b", "wait")[0].done["criterion"]
+    assert [(e.action, e.step) for e in ledger_lines(tmp_path / "b", "wait", "result")] == [
+        ("wait", 10),
+        ("result", 15),
+    ]
+    assert "median of 5 losses <= " in ledger_lines(tmp_path / "b", "wait")[0].done["criterion"]
 
 
 def test_skipped_steps_change_nothing_and_their_data_pass_by(tmp_path: Path) -> None:
@@ -214,8 +220,8 @@ def test_the_learning_rate_is_cut_to_a_floor_and_stays(tmp_path: Path) -> None:
     with pytest.raises(RecoveryStopped):
         fit_with_recovery(make_trainer(tmp_path, 40, trouble(10, 20, 30), watch, **make), Module(), Data())
     assert [rates[step] for step in (10, 11, 20, 21, 30)] == pytest.approx([0.01, 0.005, 0.005, 0.004, 0.004])
-    assert [e.done["factor"] for e in lines(tmp_path, "lr")] == pytest.approx([0.5, 0.8])
-    assert lines(tmp_path, "stop")[0].step == 30, "at the floor there is nothing more to cut"
+    assert [e.done["factor"] for e in ledger_lines(tmp_path, "lr")] == pytest.approx([0.5, 0.8])
+    assert ledger_lines(tmp_path, "stop")[0].step == 30, "at the floor there is nothing more to cut"
 
 
 def test_a_cut_survives_a_resume(tmp_path: Path) -> None:
@@ -230,7 +236,7 @@ def test_a_cut_survives_a_resume(tmp_path: Path) -> None:
     straight = fit(20).state_dict()
     assert_same_bits(fit(20, tmp_path / "step-10.ckpt").state_dict(), straight)
     assert_same_bits(fit(20, tmp_path / "step-5.ckpt").state_dict(), straight)
-    assert len(lines(tmp_path, "lr")) == 1, "the step that was taken twice is written once"
+    assert len(ledger_lines(tmp_path, "lr")) == 1, "the step that was taken twice is written once"
 
 
 def test_too_many_skips_begin_on_the_ladder_instead_of_ending_the_run(tmp_path: Path) -> None:
@@ -239,7 +245,7 @@ def test_too_many_skips_begin_on_the_ladder_instead_of_ending_the_run(tmp_path: 
     recovery = Recovery(rungs, {"too_many_skips": "rewind"})
     module = Module(poison(12, 13, 14))
     fit_with_recovery(make_trainer(tmp_path, 20, skip, recovery=recovery), module, Data())
-    assert [(e.why, e.step, e.done["to"]) for e in lines(tmp_path, "rewind")] == [("too_many_skips", 14, 10)]
+    assert [(e.why, e.step, e.done["to"]) for e in ledger_lines(tmp_path, "rewind")] == [("too_many_skips", 14, 10)]
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
@@ -249,7 +255,7 @@ def test_the_callback_alone_goes_as_far_as_stop(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, 30)
     with pytest.raises(RecoveryStopped, match=r"no_rewind this fit was not begun by fit_with_recovery"):
         trainer.fit(Module(poison(17)), datamodule=Data())
-    assert lines(tmp_path, "rewind") == []
+    assert ledger_lines(tmp_path, "rewind") == []
 
 
 def test_a_stopped_run_is_not_gone_on_with_unasked(tmp_path: Path) -> None:
@@ -266,7 +272,7 @@ def test_a_stopped_run_is_not_gone_on_with_unasked(tmp_path: Path) -> None:
         fit(30)
     with pytest.raises(RecoveryStopped, match="step 26: stop"):
         fit(30, after_stop="go_on")  # with new budgets: it cuts at step 16 now
-    assert [e.step for e in lines(tmp_path, "lr")] == [7, 16]
+    assert [e.step for e in ledger_lines(tmp_path, "lr")] == [7, 16]
 
 
 def test_without_a_healthy_checkpoint_there_is_no_rewind(tmp_path: Path) -> None:
@@ -285,7 +291,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
     trainer = make_trainer(tmp_path, 20, Watch("on_train_batch_end", damage))
     fit_with_recovery(trainer, Module(poison(17)), Data())
-    assert [e.done["to"] for e in lines(tmp_path, "rewind")] == [10]
+    assert [e.done["to"] for e in ledger_lines(tmp_path, "rewind")] == [10]
 
 
 def test_a_rewind_that_cannot_be_written_down_is_not_made(tmp_path: Path) -> None:
@@ -307,10 +313,10 @@ def test_a_rewind_that_cannot_be_written_down_is_not_made(tmp_path: Path) -> Non
             fit_with_recovery(trainer, Module(poison(17)), Data())
     finally:
         full[0].__exit__(None, None, None)
-    assert lines(tmp_path, "rewind", "stop") == []
+    assert ledger_lines(tmp_path, "rewind", "stop") == []
     module = fit()  # with room again it goes on from the newest checkpoint, comes by the same data, and steps back
     assert [module.ids[step] for step in range(16, 31)] == ids_by_the_ledger(tmp_path / FILE, 1, 30)[15:]
-    assert len(lines(tmp_path, "rewind")) == 1
+    assert len(ledger_lines(tmp_path, "rewind")) == 1
 
 
 def test_only_logging_writes_the_decisions_and_changes_no_bit(tmp_path: Path) -> None:
@@ -325,7 +331,7 @@ def test_only_logging_writes_the_decisions_and_changes_no_bit(tmp_path: Path) ->
     recovery = Recovery(rungs, {"spike": "wait"}, action="log")
     make_trainer(tmp_path, 40, trouble(*range(20, 40, 3)), recovery=recovery).fit(logged, Data())
     assert_same_bits(plain.state_dict(), logged.state_dict())
-    found = lines(tmp_path, "wait", "lr", "rewind", "stop")[:4]
+    found = ledger_lines(tmp_path, "wait", "lr", "rewind", "stop")[:4]
     assert [e.action for e in found] == ["wait", "lr", "rewind", "stop"]
     assert not any(e.done["acted"] for e in found)
 
@@ -372,16 +378,39 @@ def test_a_new_run_in_an_old_folder_begins_without_history(tmp_path: Path) -> No
     trainer = make_trainer(tmp_path, 20)
     fit_with_recovery(trainer, Module(), Data())
     assert Progress.of(trainer).dropped == []
-    assert len({e.run for e in lines(tmp_path)}) == 2
+    assert len({e.run for e in ledger_lines(tmp_path)}) == 2
 
 
-def test_the_clock_on_the_wall_does_not_matter(tmp_path: Path) -> None:
-    fit_with_recovery(make_trainer(tmp_path, 22), Module(poison(17)), Data())
-    found = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
-    for number, line in enumerate(found):
-        line["time"] = f"20{60 - number:02d}-01-01T00:00:00+00:00"
-    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in found))
-    assert newest_of_branch(tmp_path) == tmp_path / "step-20.ckpt"
+class BackwardsClock(datetime):
+    """Set back by a day whenever it is read."""
+
+    days = itertools.count(1)
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return datetime(2030, 1, 1, tzinfo=tz) - timedelta(days=next(cls.days))
+
+
+def test_a_clock_that_is_set_back_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_stable.callbacks.recovery_ledger.datetime", BackwardsClock)
+
+    def set_back(trainer: Trainer, *rest: Any) -> None:
+        for number, path in enumerate(sorted(tmp_path.glob("*.ckpt"), key=lambda p: int(p.stem.partition("-")[2]))):
+            os.utime(path, (1e9 - 1e6 * number,) * 2)
+
+    def fit() -> Module:
+        module, recovery = Module(poison(17)), Recovery(RUNGS, {"not_finite": "rewind"}, restart=True)
+        trainer = make_trainer(tmp_path, 30, Watch("on_train_batch_start", set_back), recovery=recovery)
+        fit_with_recovery(trainer, module, Data(), ckpt_path="auto")
+        return module
+
+    with pytest.raises(Rewind, match="step 17: rewinding to step 15"):
+        fit()
+    module, ids = fit(), ids_by_the_ledger(tmp_path / FILE, 1, 30)
+    times = [entry.time for entry in ledger_lines(tmp_path)]
+    assert times == sorted(times, reverse=True)
+    assert_same_bits(module.state_dict(), clean_run(tmp_path / "clean", ids).state_dict())
+    assert newest_of_branch(tmp_path) == tmp_path / "step-30.ckpt"
 
 
 def test_healthy_checkpoints_are_asked_to_be_kept(tmp_path: Path) -> None:

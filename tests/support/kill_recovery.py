@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recovery_project import BATCH, Data, Module, clean_run, ids_by_the_ledger, items, make_trainer
+from recovery_project import Data, Module, clean_run, ids_by_the_ledger, make_trainer, poison
 
 from lit_stable.callbacks import fit_with_recovery
 from lit_stable.callbacks.recovery_ledger import FILE, read_ledger
 
 STEPS = 34
-POISON = {items(1)(p) for step in (12, 13, 19) for p in range((step - 1) * BATCH, step * BATCH)}
+POISON = poison(12, 13, 19)
 
 
 class Reader(Module):

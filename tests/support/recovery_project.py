@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset
 
 from lit_stable.callbacks import Detectors, Progress, Recovery, SafeCheckpoints, StepSeed
+from lit_stable.callbacks.recovery_ledger import FILE, Entry, read_ledger
 from lit_stable.callbacks.resuming_batches import ResumingBatches
 from lit_stable.callbacks.spike_alarm import SpikeAlarm
 
@@ -106,6 +107,16 @@ def items(seed: int) -> Callable[[int], int]:
         return int(torch.randperm(SIZE, generator=generator)[place])
 
     return item
+
+
+def poison(*steps: int, seed: int = 1) -> set[int]:
+    """Items that an undisturbed run on one process reads at those steps."""
+    return {items(seed)(p) for step in steps for p in range((step - 1) * BATCH, step * BATCH)}
+
+
+def ledger_lines(folder: Path, *actions: str) -> list[Entry]:
+    """The lines of a folder's ledger, or those of some actions."""
+    return [e for e in read_ledger(folder / FILE) if not actions or e.action in actions]
 
 
 def ids_by_the_ledger(ledger: Path, seed: int, steps: int, batch: int = BATCH) -> list[list[int]]:

@@ -32,8 +32,8 @@ from lit_stable.callbacks.recovery_exit import RESTART, Rewind
 
 DEATHS = "deaths.jsonl"
 FIRST_FATES = ["load", "term", "stuck"]
-#: Moments among which a kill is drawn, by rank: about half of those of a life from the first step to the last.
-MOMENTS = (150, 40)
+#: Moments among which a kill is drawn, by rank: about those of a life between two rewinds.
+MOMENTS = (100, 25)
 
 
 class Reader(Module):
@@ -62,11 +62,11 @@ def deaths(folder: Path) -> list[list[Any]]:
 class Fate:
     """What ends the life at hand; the same on both ranks."""
 
-    def __init__(self, folder: Path, wanted: int, seed: int) -> None:
+    def __init__(self, folder: Path, run: Path, wanted: int, seed: int) -> None:
         died = len(deaths(folder))
         self.folder, self.own = folder, int(os.environ["RANK"])
         self.kind = "" if died >= wanted else "kill" if died >= len(FIRST_FATES) else FIRST_FATES[died]
-        draw = random.Random(f"{seed} {died} {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+        draw = random.Random(f"{seed} {run.name} {os.environ['TORCHELASTIC_RESTART_COUNT']}")
         self.rank = 0 if self.kind == "load" else draw.randrange(2)
         self.moment = draw.randint(1, MOMENTS[self.rank]) if self.kind == "kill" else draw.randint(2, 8)
         self.is_mine = self.own == self.rank
@@ -105,7 +105,7 @@ def live(folder: Path, run: Path, wanted: int, seed: int) -> None:
     """One life of one rank; the last one judges the run."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    fate = Fate(folder, wanted, seed)
+    fate = Fate(folder, run, wanted, seed)
     module = Reader(run / f"read-{fate.own}.jsonl")
     fate.prepare(module, run)
     channel, stop = Events(), GracefulStop()

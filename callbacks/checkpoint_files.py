@@ -14,6 +14,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
+import torch
+
 CHECKSUMS = "checksums.json"
 PARTIAL, REPLACED = ".partial", ".replaced"
 _CHUNK = 1 << 24
@@ -132,9 +134,18 @@ def _folder_damage(folder: Path, part: int, parts: int) -> str | None:
 
 
 def newest_usable(folder: Path, but: Path | None = None) -> Path | None:
-    """The newest checkpoint in a folder that is whole, by modification time; ``None`` if there is none."""
+    """The whole checkpoint in a folder with the most steps, the last written of several; ``None`` if there is none."""
     candidates = [p for p in folder.iterdir() if p.suffix == ".ckpt" and p != but] if folder.is_dir() else []
-    for path in sorted(candidates, key=lambda p: p.stat().st_mtime, reverse=True):
+    for path in sorted(candidates, key=lambda p: (_steps(p), p.stat().st_mtime), reverse=True):
         if damage(path) is None:
             return path
     return None
+
+
+def _steps(path: Path) -> int:
+    # Not by time alone: a clock may have been set back. What cannot be read this far comes last.
+    try:
+        file = path / "meta.pt" if path.is_dir() else path
+        return int(torch.load(file, mmap=True, map_location="cpu", weights_only=True)["global_step"])
+    except Exception:
+        return -1

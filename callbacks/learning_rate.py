@@ -71,6 +71,14 @@ class EffectiveLR(StabilityCallback):
         Progress.of(trainer)  # the setup of one installed late is not called, and the counters must be restored
         return effective
 
+    @staticmethod
+    def within_a_fit(trainer: Trainer, module: LightningModule) -> EffectiveLR:
+        """The same for who finds out after ``setup`` that there is something to modify; from the next step on."""
+        effective = EffectiveLR.of(trainer)
+        if not effective._handles:
+            effective.on_train_start(trainer, module)
+        return effective
+
     # -- for other callbacks -----------------------------------------------------------------------------------------
 
     def add(self, name: str, function: Modifier, replaces: bool = False) -> None:

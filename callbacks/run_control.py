@@ -49,9 +49,11 @@ class RunControl(StabilityCallback):
     fit begins: ``KillFileExists``. One file may stop many runs.
 
     Between orders a step costs a look into a folder on rank 0 and, with several ranks, one all-reduce of one number
-    over a CPU group; the device is never read. Without an order the run is bit-identical to one without this callback.
+    over a CPU group; the device is never read. Without an order the run is bit-identical to one without this callback,
+    and its log has the same keys.
 
-    Logged at logging steps: ``stability/control_lr_factor`` (product of the factors in force).
+    Logged at logging steps, once the learning rate was changed: ``stability/control_lr_factor`` (product of the factors
+    in force), and what ``EffectiveLR`` logs.
 
     Args:
         kill_file: Path of the kill file, relative to ``folder``; ``None``: there is none.
@@ -96,7 +98,6 @@ class RunControl(StabilityCallback):
             return
         Events.of(trainer)
         Progress.of(trainer)
-        EffectiveLR.of(trainer).add("RunControl", self._rate)
         self._ranks.open(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -115,6 +116,8 @@ class RunControl(StabilityCallback):
         everything = self.is_replay and not self._steps
         own = [done for done in on_record if (everything or done.run == self._run) and done.factor is not None]
         self._changes.update({done.id: (done.step, float(done.factor or 1.0)) for done in own})
+        if self._changes:
+            self._take_the_rate(trainer, pl_module)
 
     def _folder(self, trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) if self.folder is None else self.folder
@@ -124,8 +127,12 @@ class RunControl(StabilityCallback):
 
     # -- the learning rate -------------------------------------------------------------------------------------------
 
+    def _take_the_rate(self, trainer: Trainer, module: LightningModule) -> None:
+        # Not before there is an order: without one no hook is on the optimizer and no key in the log.
+        EffectiveLR.within_a_fit(trainer, module).add("RunControl", self._rate)
+
     def _rate(self, mark: Mark, lr: float, group: int) -> float:
-        return lr * self.factor(mark.steps) if self._changes else lr
+        return lr * self.factor(mark.steps)
 
     def factor(self, steps: int) -> float:
         """What the rate of the step that follows so many is multiplied by."""
@@ -140,7 +147,7 @@ class RunControl(StabilityCallback):
         if window_is_open(trainer):
             return
         before, self._steps = self._steps, Progress.of(trainer).steps
-        if was_logging_step(trainer):
+        if self._changes and was_logging_step(trainer):
             pl_module.log("stability/control_lr_factor", self.factor(before))
         if self.is_replay or self._steps % self.every_steps:
             return
@@ -148,7 +155,7 @@ class RunControl(StabilityCallback):
         if self._ranks.largest(len(found)):
             orders: list[Done] = self._ranks.from_rank_0(found)
             for done in orders:
-                self._carry_out(trainer, done)
+                self._carry_out(trainer, pl_module, done)
 
     def _new(self, trainer: Trainer) -> list[Done]:
         """What is to be carried out now, on record already."""
@@ -182,7 +189,7 @@ class RunControl(StabilityCallback):
             return False
         return True
 
-    def _carry_out(self, trainer: Trainer, done: Done) -> None:
+    def _carry_out(self, trainer: Trainer, module: LightningModule, done: Done) -> None:
         evidence = {"order": done.action, **({} if done.factor is None else {"factor": done.factor})}
         emit(trainer, Event(self._steps, "control", evidence))
         if done.factor is not None:
@@ -190,6 +197,7 @@ class RunControl(StabilityCallback):
                 if hasattr(callback, "keep_now"):
                     callback.keep_now(trainer, f"before lr*={done.factor:g}")
             self._changes[done.id] = (done.step, done.factor)
+            self._take_the_rate(trainer, module)
         elif done.action == "validate":
             self._validate(trainer)
         elif done.action == "save":
@@ -217,7 +225,8 @@ class RunControl(StabilityCallback):
             return
         self._put_back(trainer)
         self._end.undo(trainer)
-        EffectiveLR.of(trainer).remove("RunControl")
+        if self._changes:
+            EffectiveLR.of(trainer).remove("RunControl")
         self._ranks.close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -217,6 +217,19 @@ def test_the_newest_usable_is_whole_and_another(tmp_path: Path) -> None:
     assert files.newest_usable(tmp_path / "absent") is None
 
 
+def test_the_newest_usable_has_the_most_steps_whatever_the_clock_said(tmp_path: Path) -> None:
+    for step in (90, 100, 110):
+        torch.save({"global_step": step}, tmp_path / f"{step}.ckpt")
+        os.utime(tmp_path / f"{step}.ckpt", (1e9 - step, 1e9 - step))
+    folder = write_folder(tmp_path / "95.ckpt")
+    torch.save({"global_step": 95}, folder / "meta.pt")
+    files.write_checksums(folder, {p.name: files.checksum(p) for p in folder.glob("meta.pt")})
+    assert files.newest_usable(tmp_path, but=tmp_path / "110.ckpt") == tmp_path / "100.ckpt"
+    (tmp_path / "110.ckpt").write_bytes(b"")
+    (tmp_path / "100.ckpt").write_bytes(b"")
+    assert files.newest_usable(tmp_path) == folder
+
+
 def test_a_save_after_a_kill_behind_both_renames_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     for content in ("old", "new", "newer"):

@@ -74,7 +74,8 @@ def test_logs_what_its_docstring_says_and_nothing_else(name: str, tmp_path: Path
     manuals = [inspect.getdoc(type(c)) or "" for c in trainer.callbacks if type(c).__name__ in CLASSES]
     pattern = r"``((?:stability|progress)/\w+)(?:/[A-Z.]+)?``"  # one name, or one for each NAME
     documented = {key for manual in manuals for key in re.findall(pattern, manual)}
-    assert {"/".join(key.split("/")[:2]) for key in trainer.logged_metrics} == documented
+    logged = {"/".join(key.split("/")[:2]) for key in trainer.logged_metrics}
+    assert logged == documented - set(ENTRIES[name].later)
 
 
 # -- from YAML -------------------------------------------------------------------------------------------------------

@@ -28,11 +28,13 @@ class Says(Callback):
                 place(self.folder, new_order(words))
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        used, steps = EffectiveLR.of(trainer).used, Progress.of(trainer).steps
-        if used:
-            self.rates[steps] = used["lr"][0]
-            if steps in self.save_at:
-                trainer.save_checkpoint(self.folder / f"{steps}.ckpt")
+        effective = next((c for c in trainer.callbacks if isinstance(c, EffectiveLR)), None)
+        if Progress.of(trainer).pending_samples:
+            return
+        steps = Progress.of(trainer).steps
+        self.rates[steps] = effective.used["lr"][0] if effective and effective.used else 0.05
+        if steps in self.save_at:
+            trainer.save_checkpoint(self.folder / f"{steps}.ckpt")
 
 
 def run(folder: Path, plan: dict[int, list[str]] | None = None, **options: Any) -> tuple[Any, Says, RunControl]:
@@ -62,6 +64,22 @@ def test_orders_are_carried_out_at_the_end_of_the_step_in_which_they_come(tmp_pa
         (5, 5, "stop", None),
     ]
     assert not list((tmp_path / INBOX).iterdir())
+
+
+def test_without_an_order_nothing_is_on_the_optimizer_or_in_the_log_and_no_bit_differs(tmp_path: Path) -> None:
+    steered, says, _ = run(tmp_path, log_every_n_steps=1)
+    bare = quiet_trainer(AccumulationWindows(4, 2), max_steps=6, log_every_n_steps=1)
+    bare.fit(TinyModule(), TinyData())
+    assert_same_bits(snapshot(steered), snapshot(bare))
+    assert steered.callback_metrics.keys() - {"val_loss"} == bare.callback_metrics.keys()
+    assert not any(isinstance(c, EffectiveLR) for c in steered.callbacks)
+
+
+def test_with_one_it_logs_what_is_in_force(tmp_path: Path) -> None:
+    trainer, *_ = run(tmp_path, {2: ["lr*=0.5"], 4: ["lr*=0.5"]}, log_every_n_steps=1)
+    found = {key: float(value) for key, value in trainer.callback_metrics.items() if "lr" in key}
+    factors = {"stability/control_lr_factor": 0.25, "stability/lr_factor": 0.25}
+    assert found == pytest.approx({"stability/lr": 0.0125, **factors})
 
 
 def test_a_changed_rate_is_in_force_from_the_same_step_on_after_a_resume_from_before_it(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class Entry:
     """Whether its steps may wait for the device, after the first two."""
     trouble: bool = False
     """Whether it answers events, so that one is told of in the second step."""
+    later: tuple[str, ...] = ()
+    """Keys that it logs once something has happened that does not happen here."""
     no_scaler: str = ""
     """What it says when it refuses a gradient scaler."""
 
@@ -92,7 +94,7 @@ ENTRIES = {
     ),
     "RecoveryTime": Entry({"rise": 0.1}),
     "RepeatCheck": Entry({"every_steps": 2}, strategies=("auto", "ddp", "fsdp2")),
-    "RunControl": Entry(),
+    "RunControl": Entry(later=("stability/control_lr_factor",)),
     "SafeCheckpoints": Entry(),
     "SampleText": Entry({"prompt_ids": [[1, 2], [3]], "new_tokens": 4}),
     "Scalars": Entry(),

@@ -28,6 +28,7 @@ class Orders(Callback):
         self.rates: dict[int, float] = {}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.own = trainer.optimizers[0].param_groups[0]["lr"]
         words = self.plan.pop(Progress.of(trainer).steps, None)
         if words and rank() == 1:
             place(self.folder, new_order(words))
@@ -35,8 +36,9 @@ class Orders(Callback):
             trainer.strategy.barrier()
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        if EffectiveLR.of(trainer).used:
-            self.rates[Progress.of(trainer).steps] = EffectiveLR.of(trainer).used["lr"][0]
+        effective = next((c for c in trainer.callbacks if isinstance(c, EffectiveLR)), None)
+        used = effective.used["lr"][0] if effective and effective.used else self.own
+        self.rates[Progress.of(trainer).steps] = used
 
 
 def steered(strategy: str, folder: Path, plan: dict[int, str], **options: Any) -> tuple[Any, Orders, RunControl]:

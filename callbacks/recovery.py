@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .base import MisconfigurationException, StabilityCallback, was_logging_step
-from .batch_history import BatchHistory, planned_samples
 from .checkpoint_health import KEPT, health, largest_activation
 from .detectors import Detectors
 from .event_ring import LAG
 from .events import Event, Events
-from .positions import Range, merge_ranges
+from .positions import merge_ranges
 from .private_names import loss_scale
 from .progress import Progress
-from .recovery_book import RecoveryBook
-from .recovery_exit import RecoveryStopped, Rewind
+from .recovery_heard import Heard
 from .recovery_ladder import Decision, Outcome, RecoveryLadder
 from .recovery_ledger import Entry
-from .recovery_overrides import RecoveryOverrides
-from .recovery_refusals import refuse_branch_left_behind, refuse_data_that_cannot_be_dropped, refuse_incomplete
-from .recovery_rungs import DEFAULT_RUNGS, DEFAULT_TRIGGERS, Rung, RungOptions, check
-from .recovery_standing import Standing, path_of, targets
+from .recovery_refusals import (
+    refuse_after_the_end,
+    refuse_branch_left_behind,
+    refuse_data_that_cannot_be_dropped,
+    refuse_incomplete,
+)
+from .recovery_remedies import Remedies
+from .recovery_rungs import DEFAULT_RUNGS, RungOptions, check, standard_triggers
+from .recovery_standing import Standing
 from .safe_checkpoints import KEY, SafeCheckpoints
-from .seeds import mix
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -102,21 +104,20 @@ class Recovery(StabilityCallback):
         action: Literal["act", "log"] = "act",
     ) -> None:
         self.rungs = check(DEFAULT_RUNGS if rungs is None else rungs, {} if triggers is None else triggers)
-        self.triggers = _standard_triggers(self.rungs) if triggers is None else dict(triggers)
+        self.triggers = standard_triggers(self.rungs) if triggers is None else dict(triggers)
         if keep < 1:
             raise MisconfigurationException(f"`Recovery(keep={keep})`: must be at least 1.")
         self.keep, self.restart, self.after_stop, self.action = keep, restart, after_stop, action
         self.folder = None if folder is None else Path(folder)
         self.is_driven = False
-        self._book = RecoveryBook()
-        self._overrides = RecoveryOverrides()
-        self._ladder = RecoveryLadder(self.rungs, self.triggers, self._is_spent)
-        self._history = BatchHistory()
+        self._remedies = Remedies(self.rungs, self.acts)
+        self._book, self._overrides = self._remedies.book, self._remedies.overrides
+        self._ladder = RecoveryLadder(
+            self.rungs, self.triggers, lambda index: self._remedies.is_spent(index, self._steps)
+        )
+        self._heard = Heard()
         self._activations: list[float] = []
-        self._rows: list[tuple[int, float | None]] = []  # (step, loss) that were not judged yet
-        self._events: list[Event] = []  # likewise
         self._trainer: Trainer | None = None
-        self._source: Path | None = None  # folder whose ledger was read
         self._loaded_run: str | None = None
         self._seen = 0  # lines when the checkpoint that was loaded was written
         self._steps = 0
@@ -132,9 +133,6 @@ class Recovery(StabilityCallback):
         """Where the run stands by its ledger."""
         return self._book.now
 
-    def _rewinds(self) -> list[Rung]:
-        return [rung for rung in self.rungs if rung.do == "rewind"]
-
     # -- begin -------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -142,8 +140,8 @@ class Recovery(StabilityCallback):
         if stage != "fit":
             return
         refuse_incomplete(trainer, pl_module, self.rungs)
-        self._trainer, self._loaded_run, self._seen, self._source = trainer, None, 0, None
-        self._rows, self._events = [], []
+        self._trainer, self._loaded_run, self._seen = trainer, None, 0
+        self._heard = Heard()
         Progress.of(trainer).restored["recovery"] = self._drop
         Events.of(trainer).listeners["recovery"] = self._hear
         if self.acts:
@@ -162,7 +160,7 @@ class Recovery(StabilityCallback):
         self._loaded_run, self._seen = saved.get("run", ""), int(saved.get("seen", 0))
         if not self._loaded_run:
             return
-        self._source = self._book.find(trainer, self._loaded_run, self._places(trainer))
+        self._book.find(trainer, self._loaded_run, self._places(trainer))
         refuse_branch_left_behind(self.standing, int(checkpoint["global_step"]), self._seen)
 
     def _places(self, trainer: Trainer) -> list[Path]:
@@ -184,17 +182,18 @@ class Recovery(StabilityCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress = Progress.of(trainer)
         self._steps = progress.steps
-        self._rows = [row for row in self._rows if row[0] <= self._steps]
+        self._heard.forget_after(self._steps)
         if self._loaded_run or (self._loaded_run is None and progress.steps):
-            self._book.move_to(self._folder(trainer), self._source)
+            self._book.go_on_in(self._folder(trainer))
         else:
-            self._book.folder = self._folder(trainer)
-            self._book.run = trainer.strategy.broadcast(self._book.begin())
-            self._book.add(trainer, self._steps, "start")
+            self._book.begin(trainer, self._folder(trainer), self._steps)
         if not self.acts:
             return
         refuse_data_that_cannot_be_dropped(trainer, self.rungs)
-        self._go_on_after_stop(trainer)
+        if self.standing.stopped is not None:
+            if self.after_stop == "refuse":
+                refuse_after_the_end(self.standing.stopped, self._book.path)
+            self._book.add(trainer, self._steps, "go_on")
         now = self.standing
         self._overrides.begin(trainer, pl_module, now, self._seen)
         if now.pending is not None:
@@ -203,26 +202,15 @@ class Recovery(StabilityCallback):
             self._overrides.standing = self.standing
         self._to_pass = now.rewinds[-1] if now.rewinds else None
 
-    def _go_on_after_stop(self, trainer: Trainer) -> None:
-        stopped = self.standing.stopped
-        if stopped is None:
-            return
-        if self.after_stop == "refuse":
-            raise RecoveryStopped(
-                f"{self._book.path}: the ladder has ended this run ({stopped.sentence()}); look into it, and to go on"
-                " all the same give Recovery(after_stop='go_on') (--stability.recovery.after_stop go_on)."
-            )
-        self._book.add(trainer, self._steps, "go_on")
-
     # -- what is seen ------------------------------------------------------------------------------------------------
 
     def _hear(self, event: Event) -> None:
         if event.rank is None and event.kind in self.triggers:
-            self._events.append(event)
+            self._heard.note_event(event)
 
     def _see(self, step: int, values: Mapping[str, float]) -> None:
         if "loss" in values:
-            self._rows.append((step, values["loss"]))
+            self._heard.note_loss(step, values["loss"])
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.acts:
@@ -237,16 +225,13 @@ class Recovery(StabilityCallback):
         if progress.steps == self._steps:  # within a window
             return
         self._steps = progress.steps
-        self._history.note(progress.steps, progress.start.samples, progress.samples - progress.start.samples)
+        self._remedies.history.note(progress.steps, progress.start.samples, progress.samples - progress.start.samples)
         if was_logging_step(trainer):
             self._log(trainer, pl_module)
         self._pass_window(trainer)
         # A row that a save has brought to the host early is judged on the step on which it would have come.
         lag = LAG if trainer.strategy.root_device.type == "cuda" else 0
-        while self._rows and self._rows[0][0] + lag <= progress.steps:
-            step, loss = self._rows.pop(0)
-            heard = [event for event in self._events if event.step <= step]
-            self._events = [event for event in self._events if event.step > step]
+        for step, loss, heard in self._heard.due(progress.steps - lag):
             self._answer(trainer, self._ladder.observe(step, loss, heard))
 
     def _pass_window(self, trainer: Trainer) -> None:
@@ -280,101 +265,22 @@ class Recovery(StabilityCallback):
 
     def checkpoints_to_keep(self) -> set[Path]:
         """The newest healthy ones, for whoever deletes old checkpoints."""
-        if not self._rewinds():
-            return set()
-        healthy = [saved for saved in self.standing.saved if saved.healthy]
-        existing = [path for path in (path_of(self._book.folder, s.path) for s in healthy) if path.exists()]
-        named = {path_of(self._book.folder, s.path) for s in self.standing.saved if s.step in self._named()}
-        return {*existing[-self.keep :], *named}
-
-    def _named(self) -> set[int | None]:
-        return {rung.to for rung in self._rewinds()}
-
-    # -- what is done ------------------------------------------------------------------------------------------------
+        named = {rung.to for rung in self.rungs if rung.do == "rewind"}
+        return self._book.to_go_back_to(self.keep, named) if named else set()
 
     def _answer(self, trainer: Trainer, found: Decision | Outcome | None) -> None:
         if isinstance(found, Outcome):
-            self._book.add(
-                trainer,
-                self._steps,
-                "result",
-                evidence=found.evidence,
-                done={"of": found.rung + 1, "result": "recovered"},
-            )
+            done = {"of": found.rung + 1, "result": "recovered"}
+            self._book.add(trainer, self._steps, "result", evidence=found.evidence, done=done)
         while isinstance(found, Decision):
-            why_not = self._take(trainer, found)
+            criterion = self._ladder.criterion(found.rung)
+            if self._remedies.rung(found.rung).do == "stop":
+                self._ladder.end()
+            may_rewind = self.is_driven or self.restart
+            why_not = self._remedies.take(trainer, self._steps, found, criterion, may_rewind)
             if why_not is None:
                 return
             found = self._ladder.refuse(replace(found, evidence={**found.evidence, **why_not}))
-
-    def _is_spent(self, index: int) -> bool:
-        rung = self.rungs[index]
-        at_floor = rung.do == "lr" and self._overrides.lr_factor <= rung.floor
-        return at_floor or self._book.times_taken(index + 1, self._steps) >= rung.limit
-
-    def _take(self, trainer: Trainer, decision: Decision) -> dict[str, Any] | None:
-        """Do what the rung says; or why it could not be done."""
-        rung = self.rungs[decision.rung] if decision.rung < len(self.rungs) else Rung("stop")
-        done: dict[str, Any] = {"rung": decision.rung + 1, "acted": self.acts}
-        if rung.do == "rewind":
-            return self._rewind(trainer, decision, rung, done)
-        if rung.do == "skip":
-            done |= {"until": self._steps + rung.skip_steps}
-        elif rung.do == "lr":
-            done |= {"factor": max(rung.floor / self._overrides.lr_factor, rung.factor)}
-        if criterion := self._ladder.criterion(decision.rung):
-            done |= {"criterion": criterion}
-        self._book.add(trainer, self._steps, rung.do, why=decision.why, evidence=decision.evidence, done=done)
-        if rung.do == "stop":
-            self._stop()
-        elif self.acts:
-            self._overrides.cuts *= done.get("factor", 1.0)
-            self._overrides.skip_until = max(self._overrides.skip_until, done.get("until", 0))
-        return None
-
-    def _stop(self) -> None:
-        entry = self._book.entries[-1]
-        self._ladder.end()
-        if self.acts:
-            raise RecoveryStopped(f"{entry.sentence()}; the ledger is {self._book.path}.")
-
-    def _rewind(self, trainer: Trainer, decision: Decision, rung: Rung, done: dict[str, Any]) -> dict[str, Any] | None:
-        if self.acts and not (self.is_driven or self.restart):
-            return {"no_rewind": "this fit was not begun by fit_with_recovery"}
-        now = self.standing
-        target = self._book.usable(trainer, targets(now, decision.first_bad, rung.before, rung.to))
-        if target is None:
-            wanted = f"healthy checkpoint from before step {decision.first_bad}"
-            return {"no_rewind": f"there is no {wanted if rung.to is None else f'checkpoint of step {rung.to}'}"}
-        done |= {"to": target.step, "path": target.path, "after": rung.after if rung.drop else 0}
-        done |= {name: getattr(rung, name) for name in _IN_FORCE if getattr(rung, name) != getattr(_NOTHING, name)}
-        if rung.drop:
-            window = self._window(trainer, max(target.step + 1, decision.first_bad - rung.before), rung.after)
-            done |= {"dropped": [list(window)]}
-        if rung.reshuffle:
-            done |= {"reshuffled": [self._new_order(trainer, done.get("dropped", []))]}
-        on_disk = self._book.add(
-            trainer, self._steps, "rewind", why=decision.why, evidence=decision.evidence, done=done
-        )
-        if not self.acts:
-            return None
-        if not on_disk:
-            self._book.forget_last()
-            return {"no_rewind": f"{self._book.path} cannot be written"}
-        self._book.set_aside(trainer)
-        raise Rewind(self._steps, target.step, path_of(self._book.folder, target.path))
-
-    def _window(self, trainer: Trainer, first: int, after: int) -> Range:
-        planned = planned_samples(trainer.callbacks)  # type: ignore[attr-defined]
-        dropped = Progress.of(trainer).dropped
-        return self._history.window(first, self._steps + after, self._steps, dropped, planned)
-
-    def _new_order(self, trainer: Trainer, dropped: list[list[int]]) -> tuple[int, int]:
-        """Where another order begins, behind all that is dropped, so that none of it comes back; and its key."""
-        progress = Progress.of(trainer)
-        ends = [stop for _, stop in [*progress.dropped, *dropped]]
-        behind = [position for position, _ in progress.reshuffles]
-        return max([progress.position, *ends, *behind]), mix(len(self._book.entries), self._steps)
 
     # -- end, state --------------------------------------------------------------------------------------------------
 
@@ -401,10 +307,9 @@ class Recovery(StabilityCallback):
             "settings": repr([self.rungs, sorted(self.triggers.items())]),
             "ladder": self._ladder.state_dict(),
             "overrides": self._overrides.state_dict(),
-            "history": self._history.state_dict(),
+            "history": self._remedies.history.state_dict(),
             "activations": list(self._activations),
-            "rows": [list(row) for row in self._rows],
-            "events": [{**asdict(event), "samples": None} for event in self._events],
+            "heard": self._heard.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -412,23 +317,6 @@ class Recovery(StabilityCallback):
         if state_dict["settings"] != repr([self.rungs, sorted(self.triggers.items())]):
             self._ladder.end()  # places of rungs may mean others now
         self._overrides.load_state_dict(state_dict["overrides"])
-        self._history.load_state_dict(state_dict["history"])
+        self._remedies.history.load_state_dict(state_dict["history"])
         self._activations = [float(v) for v in state_dict["activations"]]
-        self._rows = [(int(step), loss) for step, loss in state_dict["rows"]]
-        self._events = [Event(**event) for event in state_dict["events"]]
-
-
-#: Options of a rewind that stay in force.
-_IN_FORCE = ("factor", "weight_decay", "dropout", "clip", "reset_optimizer")
-_NOTHING = Rung("rewind")
-
-
-def _standard_triggers(rungs: list[Rung]) -> dict[str, str | int]:
-    """The default triggers; where a rung is not there, at the next one that is."""
-    order = ["wait", "skip", "lr", "rewind", "stop"]
-    present = [rung.do for rung in rungs]
-    found: dict[str, str | int] = {}
-    for kind, where in DEFAULT_TRIGGERS.items():
-        there = [do for do in order[order.index(str(where)) :] if do in present]
-        found[kind] = there[0] if there else present[-1]
-    return found
+        self._heard.load_state_dict(state_dict["heard"])

@@ -27,6 +27,7 @@ class RecoveryBook:
         self.folder = Path()
         self.run = ""
         self.entries: list[Entry] = []
+        self._source: Path | None = None  # folder whose lines were read
         self._unwritten: list[Entry] = []  # on rank 0
         self._warned = False
 
@@ -44,25 +45,26 @@ class RecoveryBook:
         """How often a rung, counted from 1, was taken before a step of this branch; see :func:`times_taken`."""
         return times_taken(self.entries, rung, self.now.branch, step)
 
-    def begin(self) -> str:
-        """Start a run of no history and return its name, which rank 0 passes on to the others."""
-        self.entries, self._unwritten = [], []
-        return uuid.uuid4().hex[:12]
+    def begin(self, trainer: Trainer, folder: Path, step: int) -> None:
+        """Start a run of no history, and keep its lines in a folder."""
+        self.folder, self.entries, self._unwritten = folder, [], []
+        self.run = trainer.strategy.broadcast(uuid.uuid4().hex[:12])
+        self.add(trainer, step, "start")
 
-    def find(self, trainer: Trainer, run: str, places: Sequence[Path]) -> Path | None:
-        """Read the run's lines from the first of some folders that has any, and return it."""
+    def find(self, trainer: Trainer, run: str, places: Sequence[Path]) -> None:
+        """Read the run's lines from the first of some folders that has any."""
         found: tuple[Path | None, list[Entry]] = (None, [])
         if trainer.is_global_zero:
             for place in dict.fromkeys(places):
                 if lines := of_run(read_ledger(place / FILE), run):
                     found = (place, lines)
                     break
-        where, self.entries = trainer.strategy.broadcast(found)
+        self._source, self.entries = trainer.strategy.broadcast(found)
         self.run, self._unwritten = run, []
-        return where
 
-    def move_to(self, folder: Path, source: Path | None) -> None:
+    def go_on_in(self, folder: Path) -> None:
         """Keep the lines in a folder from here on; those that came from another one are copied with the next line."""
+        source, self._source = self._source, None
         if source is not None and source.resolve() != folder.resolve():
             absolute = [_with_paths_from(source, folder, entry) for entry in self.entries]
             self.entries = absolute
@@ -112,6 +114,12 @@ class RecoveryBook:
             found = next((s for s in candidates if files.damage(path_of(self.folder, s.path)) is None), None)
         result: Saved | None = trainer.strategy.broadcast(found)
         return result
+
+    def to_go_back_to(self, keep: int, named: set[int | None]) -> set[Path]:
+        """The newest healthy checkpoints that are there, so many, and those of named steps."""
+        saved = [(one, path_of(self.folder, one.path)) for one in self.now.saved]
+        healthy = [path for one, path in saved if one.healthy and path.exists()]
+        return {*healthy[-keep:], *(path for one, path in saved if one.step in named)}
 
     def set_aside(self, trainer: Trainer) -> None:
         """Rename what the last rewind left behind, ``NAME.branch-N``, so that nothing takes it for the run's own.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .base import MisconfigurationException, refuse_manual_optimization
 from .detectors import Detectors
 from .dropout_rate import DropoutRate
+from .recovery_exit import RecoveryStopped
+from .recovery_ledger import Entry
 from .recovery_overrides import clips
 from .recovery_rungs import Rung
 from .recovery_standing import Standing
@@ -73,3 +76,11 @@ def refuse_branch_left_behind(now: Standing, step: int, seen: int) -> None:
                 f"checkpoint of step {step}: belongs to a branch that the rewind at step {rewind.step} left"
                 f" ({rewind.sentence()}); go on from {there.path if there else 'the start'}."
             )
+
+
+def refuse_after_the_end(stopped: Entry, ledger: Path) -> NoReturn:
+    """Raise when a run is gone on with that the ladder has ended."""
+    raise RecoveryStopped(
+        f"{ledger}: the ladder has ended this run ({stopped.sentence()}); look into it, and to go on all the same give"
+        " Recovery(after_stop='go_on') (--stability.recovery.after_stop go_on)."
+    )

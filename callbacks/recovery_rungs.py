@@ -110,6 +110,17 @@ DEFAULT_TRIGGERS: dict[str, str | int] = {
 }
 
 
+def standard_triggers(rungs: Sequence[Rung]) -> dict[str, str | int]:
+    """The default triggers; where a rung is not there, at the next one that is."""
+    order = ["wait", "skip", "lr", "rewind", "stop"]
+    present = [rung.do for rung in rungs]
+    found: dict[str, str | int] = {}
+    for kind, where in DEFAULT_TRIGGERS.items():
+        there = [do for do in order[order.index(str(where)) :] if do in present]
+        found[kind] = there[0] if there else present[-1]
+    return found
+
+
 def check_rungs(rungs: Sequence[Mapping[str, Any]], triggers: Mapping[str, str | int]) -> tuple[list[Rung], list[str]]:
     """The rungs, and what is wrong with them or with the triggers, one phrase each."""
     checked: list[Rung] = []

@@ -67,7 +67,7 @@ def test_orders_are_carried_out_at_the_end_of_the_step_in_which_they_come(tmp_pa
 
 
 def test_without_an_order_nothing_is_on_the_optimizer_or_in_the_log_and_no_bit_differs(tmp_path: Path) -> None:
-    steered, says, _ = run(tmp_path, log_every_n_steps=1)
+    steered, *_ = run(tmp_path, log_every_n_steps=1)
     bare = quiet_trainer(AccumulationWindows(4, 2), max_steps=6, log_every_n_steps=1)
     bare.fit(TinyModule(), TinyData())
     assert_same_bits(snapshot(steered), snapshot(bare))

@@ -36,6 +36,8 @@ class Orders(Callback):
             trainer.strategy.barrier()
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if Progress.of(trainer).pending_samples:
+            return
         effective = next((c for c in trainer.callbacks if isinstance(c, EffectiveLR)), None)
         used = effective.used["lr"][0] if effective and effective.used else self.own
         self.rates[Progress.of(trainer).steps] = used

@@ -1,0 +1,121 @@
+"""What each rung of the recovery ladder does: on record first, then done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .batch_history import BatchHistory, planned_samples
+from .positions import Range
+from .progress import Progress
+from .recovery_book import RecoveryBook
+from .recovery_exit import RecoveryStopped, Rewind
+from .recovery_ladder import Decision
+from .recovery_overrides import RecoveryOverrides
+from .recovery_rungs import Rung
+from .recovery_standing import path_of, targets
+from .seeds import mix
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+#: Options of a rewind that stay in force.
+_IN_FORCE = ("factor", "weight_decay", "dropout", "clip", "reset_optimizer")
+_NOTHING = Rung("rewind")
+
+
+class Remedies:
+    """Carry out the decisions of the ladder.
+
+    Attributes:
+        acts: False: they are written down, and nothing is done.
+        book: Where they are written down.
+        overrides: What they change in the run.
+        history: Which data each step has read.
+    """
+
+    def __init__(self, rungs: Sequence[Rung], acts: bool) -> None:
+        self.rungs, self.acts = rungs, acts
+        self.book = RecoveryBook()
+        self.overrides = RecoveryOverrides()
+        self.history = BatchHistory()
+
+    def rung(self, index: int) -> Rung:
+        """A rung by its place; behind the last one is the end."""
+        return self.rungs[index] if index < len(self.rungs) else Rung("stop")
+
+    def is_spent(self, index: int, step: int) -> bool:
+        """Whether a rung may not be taken after a step."""
+        rung = self.rungs[index]
+        at_floor = rung.do == "lr" and self.overrides.lr_factor <= rung.floor
+        return at_floor or self.book.times_taken(index + 1, step) >= rung.limit
+
+    def take(
+        self, trainer: Trainer, step: int, decision: Decision, criterion: str | None, may_rewind: bool
+    ) -> dict[str, Any] | None:
+        """Do what the rung says; or why it could not be done.
+
+        Args:
+            trainer: Whose run it is.
+            step: The last one taken.
+            decision: Of the ladder.
+            criterion: When the trouble will count as over, in words.
+            may_rewind: Whether somebody will begin another fit.
+
+        Raises:
+            Rewind: the fit is to be left, for one from an earlier checkpoint.
+            RecoveryStopped: at the end of the ladder.
+        """
+        rung = self.rung(decision.rung)
+        done: dict[str, Any] = {"rung": decision.rung + 1, "acted": self.acts}
+        if rung.do == "rewind":
+            if self.acts and not may_rewind:
+                return {"no_rewind": "this fit was not begun by fit_with_recovery"}
+            return self._rewind(trainer, step, decision, rung, done)
+        if rung.do == "skip":
+            done |= {"until": step + rung.skip_steps}
+        elif rung.do == "lr":
+            done |= {"factor": max(rung.floor / self.overrides.lr_factor, rung.factor)}
+        if criterion:
+            done |= {"criterion": criterion}
+        self.book.add(trainer, step, rung.do, why=decision.why, evidence=decision.evidence, done=done)
+        if self.acts:
+            if rung.do == "stop":
+                raise RecoveryStopped(f"{self.book.entries[-1].sentence()}; the ledger is {self.book.path}.")
+            self.overrides.cuts *= done.get("factor", 1.0)
+            self.overrides.skip_until = max(self.overrides.skip_until, done.get("until", 0))
+        return None
+
+    def _rewind(
+        self, trainer: Trainer, step: int, decision: Decision, rung: Rung, done: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        target = self.book.usable(trainer, targets(self.book.now, decision.first_bad, rung.before, rung.to))
+        if target is None:
+            wanted = f"healthy checkpoint from before step {decision.first_bad}"
+            return {"no_rewind": f"there is no {wanted if rung.to is None else f'checkpoint of step {rung.to}'}"}
+        done |= {"to": target.step, "path": target.path, "after": rung.after if rung.drop else 0}
+        done |= {name: getattr(rung, name) for name in _IN_FORCE if getattr(rung, name) != getattr(_NOTHING, name)}
+        if rung.drop:
+            first = max(target.step + 1, decision.first_bad - rung.before)
+            done |= {"dropped": [list(self._window(trainer, step, first, rung.after))]}
+        if rung.reshuffle:
+            done |= {"reshuffled": [self._new_order(trainer, step, done.get("dropped", []))]}
+        on_disk = self.book.add(trainer, step, "rewind", why=decision.why, evidence=decision.evidence, done=done)
+        if not self.acts:
+            return None
+        if not on_disk:
+            self.book.forget_last()
+            return {"no_rewind": f"{self.book.path} cannot be written"}
+        self.book.set_aside(trainer)
+        raise Rewind(step, target.step, path_of(self.book.folder, target.path))
+
+    def _window(self, trainer: Trainer, step: int, first: int, after: int) -> Range:
+        planned = planned_samples(trainer.callbacks)  # type: ignore[attr-defined]
+        return self.history.window(first, step + after, step, Progress.of(trainer).dropped, planned)
+
+    def _new_order(self, trainer: Trainer, step: int, dropped: list[list[int]]) -> tuple[int, int]:
+        """Where another order begins, behind all that is dropped, so that none of it comes back; and its key."""
+        progress = Progress.of(trainer)
+        ends = [stop for _, stop in [*progress.dropped, *dropped]]
+        behind = [position for position, _ in progress.reshuffles]
+        return max([progress.position, *ends, *behind]), mix(len(self.book.entries), step)

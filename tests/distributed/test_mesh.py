@@ -21,9 +21,15 @@ NAMES = [
     "predivided_tensor",
     "predivided_copies",
     "resume_tensor",
+    "resume_copies",
+    "resume_copies_by_tensor",
     "one_file_on_another_mesh",
     "file_of_one_device",
     "overflow_tensor",
+    "overflow_tensor_16_true",
+    "overflow_copies",
+    "overflow_copies_16_true",
+    "nan_in_one_copy",
     "nan_and_signal_on_one_rank",
 ]
 #: (data-parallel rank, data-parallel size) of the four ranks.
@@ -88,10 +94,14 @@ def test_gradients_divided_before_the_sum_have_the_same_mean(result: dict[str, A
     assert result["rows"] == results[result["scenario"].replace("predivided", "straight")]["rows"]
 
 
-@of("resume_tensor")
+@of("resume_tensor", "resume_copies", "resume_copies_by_tensor")
 def test_a_resume_from_inside_a_window_is_bit_equal_with_dropout(result: dict[str, Any]) -> None:
     assert result["bits"]
     assert result["rows"]
+    assert result["steps"] == [2, 3]
+    samples = 3 * GLOBAL_BATCH * (2 if result["scenario"] == "resume_copies" else 1)
+    assert result["marks"] == [[3, samples, samples * LENGTH]] * 2
+    assert result["copies"]
 
 
 @of("one_file_on_another_mesh")
@@ -100,10 +110,10 @@ def test_a_file_of_one_mesh_goes_on_with_another(result: dict[str, Any]) -> None
     assert result["difference"] < 1e-5
 
 
-@of("resume_tensor", "one_file_on_another_mesh")
+@of("resume_tensor", "resume_copies", "one_file_on_another_mesh")
 def test_one_process_reads_a_checkpoint_of_two_by_two_bit_for_bit(result: dict[str, Any]) -> None:
     state = State()
-    strategy = "fsdp2" if result["scenario"] == "resume_tensor" else "fsdp2_full"
+    strategy = "fsdp2_full" if result["scenario"] == "one_file_on_another_mesh" else "fsdp2"
     run = fit(strategy, ckpt_path=result["checkpoint"], callbacks=(state,), **STRAIGHT)
     assert state.at_start == result["saved"]
     assert [row[0] for row in run.rows] == [2, 3]
@@ -116,9 +126,19 @@ def test_a_file_of_one_device_goes_on_with_two_by_two(result: dict[str, Any], re
     assert result["difference"] < 1e-5
 
 
-@of("overflow_tensor")
+@of("overflow_tensor", "overflow_tensor_16_true", "overflow_copies", "overflow_copies_16_true")
 def test_an_overflow_in_one_piece_stops_the_step_and_halves_the_scale_on_all(result: dict[str, Any]) -> None:
     assert result["ranks"] == [OVERFLOWED] * 4
+
+
+@of("nan_in_one_copy")
+def test_a_loss_that_is_nan_on_one_rank_of_one_copy_skips_the_step_on_all(result: dict[str, Any]) -> None:
+    norms, skipped, counts = result["ranks"][0]
+    assert result["ranks"] == [result["ranks"][0]] * 4
+    assert [norm is None for norm in norms] == [False, True, False]
+    assert (skipped, counts) == (1, [2])
+    assert result["mark"] == [3, 3 * GLOBAL_BATCH, 3 * GLOBAL_BATCH * LENGTH]
+    assert result["copies"]
 
 
 @of("nan_and_signal_on_one_rank")

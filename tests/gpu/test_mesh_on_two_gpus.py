@@ -8,7 +8,7 @@ import pytest
 import torch
 from launch import of, run_scenarios
 from rank_scenarios_fp16 import OVERFLOWED
-from rank_scenarios_layout import ALL_KINDS, leave_alone
+from rank_scenarios_layout import ALL_KINDS, SPLIT_MODELS, leave_alone
 from tiny_gpt_run import fit
 
 pytestmark = [
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
-SPLIT = ["split_plain", "split_per_head", "split_written_out"]
+SPLIT = [f"split_{model}" for model in SPLIT_MODELS]
 NAMES = [
     *SPLIT,
     "compiled_tensor",
@@ -25,6 +25,7 @@ NAMES = [
     "every_precision",
     "overflow_16_mixed",
     "overflow_16_true",
+    "overflow_tensor_16_true",
     "overflow_ddp",
     "overflow_fsdp",
 ]
@@ -64,6 +65,6 @@ def test_every_cell_trains(result: dict[str, Any]) -> None:
         assert dtypes == ["torch.bfloat16" if "bf16-true" in cell else "torch.float32"], cell
 
 
-@of("overflow_16_mixed", "overflow_16_true", "overflow_ddp", "overflow_fsdp")
+@of("overflow_16_mixed", "overflow_16_true", "overflow_tensor_16_true", "overflow_ddp", "overflow_fsdp")
 def test_an_overflow_on_one_gpu_stops_the_step_and_halves_the_scale_on_both(result: dict[str, Any]) -> None:
     assert result["ranks"] == [OVERFLOWED] * 2

@@ -141,13 +141,19 @@ def file_of_one_device() -> dict[str, Any]:
 
 
 class NaNGradient(Callback):
-    """Writes NaN, or another value, into one gradient element of one rank (None: of each) in one step."""
+    """Writes NaN, or another value, into one gradient element of one rank (None: of each) in one step.
 
-    def __init__(self, step: int, only_rank: int | None, value: float = float("nan")) -> None:
-        self.step, self.only_rank, self.value = step, only_rank, value
+    Copies of a shard have equal gradients: with a ``copy_size`` the rank is one of each copy.
+    """
+
+    def __init__(
+        self, step: int, only_rank: int | None, value: float = float("nan"), copy_size: int | None = None
+    ) -> None:
+        self.step, self.only_rank, self.value, self.copy_size = step, only_rank, value, copy_size
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
-        if trainer.global_step + 1 == self.step and self.only_rank in (None, trainer.global_rank):
+        place = trainer.global_rank % (self.copy_size or trainer.world_size)
+        if trainer.global_step + 1 == self.step and self.only_rank in (None, place):
             # A matrix, of which every rank has a piece of its own; under FSDP1 pieces have one dimension.
             grad = max((p.grad for p in pl_module.parameters() if p.grad is not None), key=torch.numel)
             local = grad.to_local() if hasattr(grad, "to_local") else grad

@@ -32,6 +32,7 @@ OVERFLOWED = {
 def _overflow(strategy: str, precision: str, mesh: MeshOptions) -> dict[str, Any]:
     """One element of one rank's gradients turns infinite at step 3: no rank steps, every rank halves the scale."""
     devices = dist.get_world_size() if dist.is_initialized() else int(os.environ["WORLD_SIZE"])
+    of_copy = devices // mesh.replicate
     seen: dict[int, Any] = {}
 
     class Snapshot(Callback):
@@ -50,7 +51,7 @@ def _overflow(strategy: str, precision: str, mesh: MeshOptions) -> dict[str, Any
         steps=4,
         max_norm=None,
         n_layer=1,
-        nan=NaNGradient(3, None if strategy == "ddp" else devices - 1, value=float("inf")),
+        nan=NaNGradient(3, None if strategy == "ddp" else of_copy - 1, float("inf"), of_copy),
         callbacks=(Snapshot(), LossScaleWatch()),
     )
     mine = {
@@ -90,6 +91,21 @@ def overflow_fsdp() -> dict[str, Any]:
 @scenario
 def overflow_tensor() -> dict[str, Any]:
     return _overflow("fsdp2", "16-mixed", MeshOptions(tensor_parallel=2))
+
+
+@scenario
+def overflow_tensor_16_true() -> dict[str, Any]:
+    return _overflow("fsdp2", "16-true", MeshOptions(tensor_parallel=2))
+
+
+@scenario
+def overflow_copies() -> dict[str, Any]:
+    return _overflow("fsdp2", "16-mixed", MeshOptions(replicate=2))
+
+
+@scenario
+def overflow_copies_16_true() -> dict[str, Any]:
+    return _overflow("fsdp2", "16-true", MeshOptions(replicate=2))
 
 
 @scenario

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
 from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
-from tiny_gpt_run import MICRO_BATCH, Fit, equal_bits, fit, largest_difference, tiny_module
+from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, Fit, equal_bits, fit, largest_difference, tiny_module
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -26,6 +27,7 @@ from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import Block
 from lit_stable.model.norm import LayerNorm
 from lit_stable.model.tensor_parallel import split_block
+from lit_stable.module import GPTModule
 from lit_stable.strategies.gradients import average_copied_gradients, average_whole_gradients
 from lit_stable.strategies.mesh import MeshOptions
 from lit_stable.strategies.predivide import Predivide
@@ -39,32 +41,54 @@ def fit4(mesh: MeshOptions, strategy: str = "fsdp2", **options: Any) -> Fit:
     return fit(strategy, devices=4, accelerator=rank_scenarios.ACCELERATOR, mesh=mesh, **options)
 
 
-#: Models that between them have every option that is split, or that sees a part of the heads.
-SPLIT_MODELS: dict[str, dict[str, Any]] = {
-    "plain": {**ALL_KINDS, "mlp": "swiglu", "d_ff": 64},
-    "per_head": {
-        **{"bias": True, "n_head": 4, "n_kv_head": 2, "position": "alibi", "qk_norm": "l2"},
-        **{"norm_position": "normformer", "norm_gain": "zero_centred", "stable_embedding": True, "tied": False},
-    },
-    "written_out": {
-        **{"bias": True, "n_head": 4, "n_kv_head": 2, "position": "rope", "qk_norm": "layernorm", "mlp": "swiglu"},
-        **{"d_ff": 64, "norm_position": "sandwich", "attention_soft_cap": 5.0, "qk_layer_scaling": "megatron"},
-        **{"document_mask": True, "document_separator": 3, "logit_soft_cap": 30.0, "residual_fp32": True},
-    },
+#: Models that between them have every option that is split, that sees a part of the heads, or that the gradient of a
+#: copy depends on; (steps, z-loss, options).
+SPLIT_MODELS: dict[str, tuple[int, float, dict[str, Any]]] = {
+    "plain": (20, 0.0, {**ALL_KINDS, "mlp": "swiglu", "d_ff": 64}),
+    "per_head": (
+        *(4, 1e-2),
+        {
+            **{"bias": True, "n_head": 4, "n_kv_head": 2, "position": "alibi", "qk_norm": "l2"},
+            **{"norm_position": "normformer", "norm_gain": "zero_centred", "stable_embedding": True},
+            **{"tied": False, "head_fp32": True},
+        },
+    ),
+    "written_out": (
+        *(4, 0.0),
+        {
+            **{"bias": True, "n_head": 4, "n_kv_head": 2, "position": "rope", "qk_norm": "layernorm", "mlp": "swiglu"},
+            **{"d_ff": 64, "norm_position": "sandwich", "attention_soft_cap": 5.0, "qk_layer_scaling": "megatron"},
+            **{"document_mask": True, "document_separator": 3, "logit_soft_cap": 30.0, "residual_fp32": True},
+        },
+    ),
+    "behind_sublayers": (
+        *(4, 1e-2),
+        {
+            **{
+                "n_head": 4,
+                "norm": "rmsnorm",
+                "norm_position": "post_sublayer",
+                "qk_layer_scaling": "hf_inverse_layer",
+            },
+            **{"attention_scale": "pre_sqrt", "embed_grad_shrink": [(1, 0.1), (3, 0.5)], "embed_scale": "sqrt_d"},
+            **{"document_mask": True, "document_separator": 3, "reset_positions": True},
+        },
+    ),
 }
 
 
-def twenty_steps(model: str) -> dict[str, Any]:
+def split_fit(model: str, recompute: bool = False) -> dict[str, Any]:
     """Options of a fit with dropout whose windows are short, since splitting tiny matrices is slow."""
-    options = {"n_layer": 1, "dropout": 0.1, **SPLIT_MODELS[model]}
-    return {**options, "steps": 20, "windows": AccumulationWindows(4, MICRO_BATCH)}
+    steps, z_loss, options = SPLIT_MODELS[model]
+    module = tiny_module(recompute=recompute, z_loss=z_loss, n_layer=2, dropout=0.1, **options)
+    return {"module": module, "steps": steps, "windows": AccumulationWindows(4, MICRO_BATCH)}
 
 
 def leave_alone(folder: Path, accelerator: str = "cpu") -> None:
     """Fit each of these models in this process, and leave what came of it to the ranks of a launch in this folder."""
     for model in SPLIT_MODELS:
         gradients = Gradients()
-        alone = fit(accelerator=accelerator, callbacks=(gradients,), **twenty_steps(model))
+        alone = fit(accelerator=accelerator, callbacks=(gradients,), **split_fit(model))
         left = {"rows": alone.rows, "weights": alone.weights, "gradients": gradients.steps}
         torch.save(left, folder / f"{model}.pt")
 
@@ -84,17 +108,18 @@ class Gradients(Callback):
 # -- two processes ---------------------------------------------------------------------------------------------------
 
 
-def _twenty_steps_split(model: str) -> dict[str, Any]:
-    """20 steps, blocks recomputed, beside those that one process left in a file before the launch."""
+def _split(model: str) -> dict[str, Any]:
+    """All steps, blocks recomputed, beside those that one process left in a file before the launch."""
     alone = torch.load(Path(os.environ["SCENARIO_FOLDER"]) / f"{model}.pt")
     gradients = Gradients()
-    run = fit2("fsdp2", mesh=TENSOR, recompute=True, callbacks=(gradients,), **twenty_steps(model))
+    run = fit2("fsdp2", mesh=TENSOR, callbacks=(gradients,), **split_fit(model, recompute=True))
     pairs = list(zip(gradients.steps, alone["gradients"], strict=True))
     apart = {name: max(apart_of(name, *pair) for pair in pairs) for name in gradients.steps[0]}
     return {
         "rows": run.rows,
         "alone": alone["rows"],
         "gradients": apart,
+        "zero": sorted(name for name in apart if not any(mine[name].any() for mine, _ in pairs)),
         "weights": largest_difference(run.weights, alone["weights"]),
         "steps": len(gradients.steps),
         "copies": copies_agree(run),
@@ -103,17 +128,22 @@ def _twenty_steps_split(model: str) -> dict[str, Any]:
 
 @scenario
 def split_plain() -> dict[str, Any]:
-    return _twenty_steps_split("plain")
+    return _split("plain")
 
 
 @scenario
 def split_per_head() -> dict[str, Any]:
-    return _twenty_steps_split("per_head")
+    return _split("per_head")
 
 
 @scenario
 def split_written_out() -> dict[str, Any]:
-    return _twenty_steps_split("written_out")
+    return _split("written_out")
+
+
+@scenario
+def split_behind_sublayers() -> dict[str, Any]:
+    return _split("behind_sublayers")
 
 
 def apart_of(name: str, mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -308,18 +338,36 @@ class State(Callback):
         return {name: t.detach().flatten().tolist() for name, t in whole.items()}
 
 
-@scenario
-def resume_tensor() -> dict[str, Any]:
+def _resume(mesh: MeshOptions, **options: Any) -> dict[str, Any]:
     """From inside a window, with dropout, on the same mesh: bit for bit."""
+    options = {**STRAIGHT, "dropout": 0.1, **options}
     state = State(shared_folder() / "a.ckpt", 3)
-    straight = fit4(TENSOR, dropout=0.1, callbacks=(state,), **STRAIGHT)
-    again = fit4(TENSOR, dropout=0.1, ckpt_path=state.path, **STRAIGHT)
+    straight = fit4(mesh, callbacks=(state,), **options)
+    again = fit4(mesh, ckpt_path=state.path, **options)
     return {
         "bits": equal_bits(straight.weights, again.weights),
-        "rows": again.rows == straight.rows[1:],
+        "rows": again.rows == straight.rows[3 - len(again.rows) :],
+        "steps": [row[0] for row in again.rows],
+        "marks": [list(Progress.of(run.trainer).mark) for run in (straight, again)],
+        "copies": copies_agree(again),
         "checkpoint": str(state.path),
         "saved": state.at_save,
     }
+
+
+@scenario
+def resume_tensor() -> dict[str, Any]:
+    return _resume(TENSOR)
+
+
+@scenario
+def resume_copies() -> dict[str, Any]:
+    return _resume(COPIES, windows=AccumulationWindows(2 * GLOBAL_BATCH, MICRO_BATCH))
+
+
+@scenario
+def resume_copies_by_tensor() -> dict[str, Any]:
+    return _resume(BOTH)
 
 
 @scenario
@@ -342,6 +390,28 @@ def file_of_one_device() -> dict[str, Any]:
     one = Path(os.environ["SCENARIO_FOLDER"]) / "one"
     run = fit4(TENSOR, ckpt_path=one / "m4.ckpt", **STRAIGHT)
     return {"rows": run.rows, "difference": largest_difference(run.weights, torch.load(one / "weights.pt"))}
+
+
+class BadLossOnTheLastRank(GPTModule):
+    """In step 2 the loss of rank 3, and of no other, is not finite."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        bad = rank() == 3 and self.trainer.global_step == 1
+        return super().training_step(batch, batch_idx) * (math.nan if bad else 1.0)
+
+
+@scenario
+def nan_in_one_copy() -> dict[str, Any]:
+    """A loss of one shard of one copy turns NaN: through the reductions it reaches all, and none may step."""
+    config = {name: value for name, value in STRAIGHT.items() if name != "steps"}
+    module = tiny_module(**config)
+    module.__class__ = BadLossOnTheLastRank
+    run = fit4(COPIES, module=module, steps=3)
+    counts = sorted({int(s["step"]) for s in run.trainer.optimizers[0].state.values()})
+    norms = [row[3] if math.isfinite(row[3]) else None for row in run.rows]
+    ranks: list[Any] = [None] * 4
+    dist.all_gather_object(ranks, [norms, Progress.of(run.trainer).skipped, counts])
+    return {"ranks": ranks, "mark": list(Progress.of(run.trainer).mark), "copies": copies_agree(run)}
 
 
 @scenario

@@ -103,9 +103,11 @@ def _tell_fsdp2(model: nn.Module, mean: Predivide) -> None:
         )
     for unit in units:
         unit.set_custom_reduce_scatter(_PredividedReduceScatter(mean))
-        unit.set_gradient_divide_factor(mean.rest)
-        # Sums only: gloo knows no others, and what is left to divide by is then divided afterwards.
+        # Sums, which all that gloo knows are, and no division of its own: in fp16 it would put a part of the rest
+        # before the sum as well. The hook comes behind the sum over the copies, where there are any.
         unit.set_force_sum_reduction_for_comms(True)
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_all_reduce_hook(mean.after)
 
 
 class _PredividedReduceScatter:

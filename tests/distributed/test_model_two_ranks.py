@@ -20,6 +20,7 @@ NAMES = [
     "predivided_ddp",
     "predivided_fsdp2",
     "gradients_of_40000_in_fp16",
+    "summands_of_4000_in_fp16_shards",
 ]
 
 
@@ -68,3 +69,9 @@ def test_predivided_gradients_have_the_same_mean(result: dict[str, Any]) -> None
 @of("gradients_of_40000_in_fp16")
 def test_a_sum_that_fp16_cannot_hold_is_divided_before(result: dict[str, Any]) -> None:
     assert result == {"1.0": float("inf"), "32.0": 40000.0}
+
+
+@of("summands_of_4000_in_fp16_shards")
+def test_shards_too_are_divided_before_a_sum_that_fp16_cannot_hold(result: dict[str, Any]) -> None:
+    assert result["means"] == {"1.0": float("inf"), "32.0": 4000.0}
+    assert result["contributions"] == [["torch.float16", 4000.0], ["torch.float16", 4000.0 / 32]]

@@ -15,7 +15,7 @@ from tiny_gpt_run import NumberedData, fit, tiny_module
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.module import GPTModule
 from lit_stable.optim.schedule import LRSchedule
-from lit_stable.strategies.loss_scale import LossScaler
+from lit_stable.strategies.loss_scale import LossScale, LossScaler
 from lit_stable.strategies.precisions import FP16, PRECISIONS, STRATEGIES, full_name, precision_problem
 
 DOCS = Path(__file__).parents[2] / "docs" / "strategies.md"
@@ -120,3 +120,40 @@ def test_a_module_in_a_foreign_trainer_refuses_too() -> None:
     trainer = Trainer(accelerator="cpu", devices=1, precision="16-true", max_steps=1, logger=False, barebones=True)
     with pytest.raises(MisconfigurationException, match=r"16-true: strategy SingleDeviceStrategy would store"):
         trainer.fit(tiny_module(), datamodule=NumberedData())
+
+
+#: 65504 is the largest number of fp16; bf16 has the range of fp32. (precision, strategy, a value, whether it is held)
+RANGES = [
+    ("bf16-mixed", "auto", 7e4, True),
+    ("bf16-mixed", "fsdp2", 7e4, True),
+    ("16-mixed", "auto", 7e4, False),
+    ("16-mixed", "fsdp2", 7e4, False),
+    ("16-true", "fsdp2", 7e4, False),
+    ("16-mixed", "auto", 65504.0, True),
+    ("16-true", "fsdp2", 65504.0, True),
+]
+
+
+@pytest.mark.parametrize(("precision", "strategy", "value", "holds"), RANGES)
+def test_what_fp16_cannot_hold_is_an_overflow_there_and_a_number_in_bf16(
+    precision: str, strategy: str, value: float, holds: bool
+) -> None:
+    """A bias that makes one unit of the first block's output so large."""
+    outputs: list[float] = []
+
+    class Large(Callback):
+        def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+            down = pl_module.gpt.blocks[0].mlp.down
+            with torch.no_grad():
+                bias = down.bias.to_local() if hasattr(down.bias, "to_local") else down.bias
+                bias[0] = value
+            down.register_forward_hook(lambda module, inputs, output: outputs.append(output.abs().max().item()))
+
+    probe, scale = Large(), LossScale(init=4.0)
+    options = {"n_layer": 1, "bias": True, "max_norm": None, "validates": False, "callbacks": (probe,)}
+    run = fit(strategy, precision=precision, loss_scale=scale, steps=1, **options)
+    assert all(math.isfinite(output) for output in outputs) == holds
+    assert max(outputs) == pytest.approx(value, rel=1e-2) or not holds
+    assert {int(state["step"]) for state in run.trainer.optimizers[0].state.values()} == {int(holds)}
+    scaler = getattr(run.trainer.precision_plugin, "scaler", None)
+    assert (scaler and scaler.get_scale()) == (None if precision not in FP16 else 4.0 if holds else 2.0)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rank_scenarios import fit2, main, scenario, shared_folder
 from tiny_gpt_run import Fit, SaveEveryMicroBatch, equal_bits, largest_difference, tiny_module
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_stable.model.config import GPTConfig
 from lit_stable.module import GPTModule
 from lit_stable.optim.options import OptimizerOptions, PatternOptions
 from lit_stable.strategies import predivide
+from lit_stable.strategies.fsdp2_precision import POLICIES
 
 # Everything that keeps parameters, buffers or dtypes of its own, in two models.
 MODELS: dict[str, dict[str, Any]] = {
@@ -174,6 +178,35 @@ def gradients_of_40000_in_fp16() -> dict[str, Any]:
         model(torch.full((1, 1), 40000.0).half()).sum().backward()
         means[str(factor)] = model.module.weight.grad[0].item()
     return means
+
+
+@scenario
+def summands_of_4000_in_fp16_shards() -> dict[str, Any]:
+    """32 gradients of 4000, two real ones and 30 that repeat them, reduced in fp16 by ``fully_shard``."""
+    mesh = init_device_mesh("cpu", (2,))
+    reduce_scatter = dist.reduce_scatter_tensor
+    contributions: list[tuple[str, float]] = []
+
+    def as_of_32(output: torch.Tensor, input: torch.Tensor, **options: Any) -> Any:
+        contributions.append((str(input.dtype), input.max().item()))
+        work = reduce_scatter(output, input, **options)
+        pair = output.clone()
+        for _ in range(15):  # as a ring of ranks adds: in the dtype of the gradients
+            output += pair
+        return work
+
+    means = {}
+    dist.reduce_scatter_tensor = as_of_32  # type: ignore[assignment]
+    try:
+        for factor in (1.0, 32.0):
+            model = nn.Linear(1, 4, bias=False)
+            fully_shard(model, mesh=mesh, mp_policy=POLICIES["16-true"])
+            predivide._tell_fsdp2(model, predivide.Predivide(factor, 32))
+            model(torch.full((1, 1), 4000.0).half()).sum().backward()
+            means[str(factor)] = model.weight.grad.full_tensor()[0].item()  # type: ignore[union-attr]
+    finally:
+        dist.reduce_scatter_tensor = reduce_scatter
+    return {"means": means, "contributions": contributions}
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from lit_stable.weights.stored_model import open_model
 from lit_stable.weights.tokenizer_of_run import find_tokenizer
 
 
-def run_export(argv: Sequence[str]) -> None:
-    """Parse the arguments of ``export``, write the folder and say what is in it."""
+def run_export(argv: Sequence[str]) -> int:
+    """Parse the arguments of ``export``, write the folder and say what is in it; 1 when compared logits differ."""
     parser = ArgumentParser(
         prog="lit-stable export",
         description="Write the model of a checkpoint as a folder of transformers: GPT-2, OPT, BLOOM or Llama.",
@@ -29,15 +29,23 @@ def run_export(argv: Sequence[str]) -> None:
         "--family", type=FamilyName | None, default=None, help="As what; by default what its positions point to."
     )
     parser.add_argument("--tokenizer", type=Path | None, default=None, help="A tokenizer.json instead of the run's.")
-    parser.add_argument("--compare", action="store_true", help="Compare logits in transformers, which must be there.")
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="Compare logits in transformers, which must be there; exit 1 when they are not equal.",
+    )
     add_root(parser)
     arguments = parser.parse_args(list(argv))
     path = named_checkpoint(arguments.checkpoint, arguments.root)
     tokenizer, notes = _tokenizer(path, arguments.tokenizer)
     print("\n".join([*export_to_hf(path, arguments.out, arguments.family, tokenizer), *notes]))
-    if arguments.compare:
-        found = compare_logits(path, arguments.out)
-        print(f"logits: differ by {found.largest:.2g} at most; the largest is {found.of:.3g}")
+    if not arguments.compare:
+        return 0
+    found = compare_logits(path, arguments.out)
+    print(f"logits: differ by {found.largest:.2g} at most; the largest is {found.of:.3g}")
+    if not found.equal:
+        print(f"{arguments.out}: is not the same model; more than 1e-5 of the largest logit is no rounding.")
+    return 0 if found.equal else 1
 
 
 def _tokenizer(path: Path, given: Path | None) -> tuple[Tokenizer | None, list[str]]:

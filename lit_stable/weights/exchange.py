@@ -107,6 +107,11 @@ class Comparison:
     of: float
     """Largest logit, for scale."""
 
+    @property
+    def equal(self) -> bool:
+        """Whether both are one model: apart by 1e-5 of the largest logit, or of 1, at most. NaN is not."""
+        return self.largest <= 1e-5 * max(1.0, self.of)
+
 
 def compare_logits(path: Path, folder: Path, tokens: int = 16) -> Comparison:
     """Run both on the same tokens, in fp32; needs `transformers`.

@@ -186,22 +186,21 @@ def import_problems(settings: Mapping[str, Any]) -> list[str]:
         for name, value in found.items()
         if value not in family.fixed[name]
     ]
-    width, heads = _width(settings), settings.get("num_attention_heads", 0)
+    width = settings.get("hidden_size", {"opt": 768, "llama": 4096}.get(kind))
     if kind == "opt" and settings.get("word_embed_proj_dim", width) != width:
         problems.append(f"word_embed_proj_dim={settings['word_embed_proj_dim']}: is not hidden_size={width}.")
     rope = settings.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         problems.append(f"rope_parameters.rope_type={rope['rope_type']}: has no counterpart here, where it is default.")
-    if kind == "llama" and (settings.get("head_dim") or width // heads) * heads != width:
-        problems.append(f"head_dim={settings['head_dim']}: is not hidden_size / num_attention_heads.")
+    if kind == "llama":
+        heads = settings.get("num_attention_heads", 32)
+        size = settings.get("head_dim") or width / heads
+        if size * heads != width or width % heads:
+            problems.append(f"head_dim={size:g}: must be a whole number, hidden_size={width} / {heads} heads.")
     name = settings.get("activation_function")
     if name is not None and kind in ("gpt2", "opt") and _activation(name) is None:
         problems.append(f"activation_function={name}: has no counterpart here; known are {', '.join(_ACTIVATIONS)}.")
     return problems
-
-
-def _width(settings: Mapping[str, Any]) -> int:
-    return int(settings.get("hidden_size", settings.get("n_embd", 768)))
 
 
 _ACTIVATIONS = {

@@ -44,22 +44,40 @@ def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The settings of a folder's config.json, and its weights, in one file or several.
 
     Raises:
-        ValueError: when there is no config.json, or no weights that can be read.
+        ValueError: when there is no config.json, no weights that can be read, or a part of them is missing.
     """
     if not (path / "config.json").is_file():
         raise ValueError(f"{path}: holds no config.json; give a folder that transformers has saved.")
-    try:
-        settings = json.loads((path / "config.json").read_text())
-    except ValueError as error:
-        raise ValueError(f"{path / 'config.json'}: is no JSON ({error}).") from error
+    settings = _read_json(path / "config.json")
     for name, read in ((SAFE, _read_safe), (PICKLED, _read_pickled)):
         index = path / f"{name}.index.json"
         if index.is_file():
-            parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            return settings, {key: tensor for part in parts for key, tensor in read(path / part).items()}
+            parts = [path / part for part in _parts(index)]
+            return settings, {key: tensor for part in parts for key, tensor in read(part).items()}
         if (path / name).is_file():
             return settings, read(path / name)
     raise ValueError(f"{path}: holds neither {SAFE} nor {PICKLED}, so no weights.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: is no JSON ({error}).") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"{path}: holds a {type(read).__name__} where transformers writes a mapping.")
+    return read
+
+
+def _parts(index: Path) -> list[str]:
+    """The files that an index names, each of which is there."""
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise ValueError(f"{index}: has no weight_map, so it names no files.")
+    parts = sorted(set(places.values()))
+    if missing := [part for part in parts if not (index.parent / part).is_file()]:
+        raise ValueError(f"{index}: names {', '.join(missing)}, not there; copy the whole folder.")
+    return parts
 
 
 def _read_safe(path: Path) -> dict[str, Tensor]:

@@ -237,3 +237,10 @@ def test_a_newer_format_is_refused(make_store):
     (path / "index.json").write_text(json.dumps(index | {"format": 3}))
     with pytest.raises(ValueError, match="has format 3, this version reads up to 2; upgrade lit-stable"):
         TokenStore(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"dtype": "<u2"}'])
+def test_an_index_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"index\.json: is not the index of a token store; prepare the data again"):
+        TokenStore(tmp_path)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from lit_stable.model.attention import Attention
+from lit_stable.model.attention_context import AttentionContext
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
 from lit_stable.model.init import initialise
@@ -22,6 +24,24 @@ def test_length_is_one_whatever_comes_in(dtype, size):
     y = L2Norm()((size * torch.randn(2, 3, 4, 16)).to(dtype))
     assert y.dtype == dtype
     torch.testing.assert_close(y.float().norm(dim=-1), torch.ones(2, 3, 4), atol=1e-2, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_a_logit_is_at_most_the_root_of_the_heads_size_times_both_gains(kind):
+    """Each vector has length sqrt(K) x gain at most, so a product over sqrt(K) has sqrt(K) x gain^2."""
+    config = GPTConfig(n_head=2, d_model=32, vocab_size=8, max_length=64, qk_norm=kind, norm_eps=1e-12)
+    attention = Attention(config)
+    with torch.no_grad():
+        attention.qkv.weight.copy_(1e3 * torch.randn(attention.qkv.weight.shape))
+        for norm in (attention.q_norm, attention.k_norm):
+            norm.weight.fill_(2.0)
+        assert attention.qkv(torch.randn(1, 64, 32)).std() > 1e3
+        x = torch.randn(1, 64, 32)
+        q, k, scale, _ = attention.queries_keys(x, AttentionContext(config, 64, None, "sdpa", x.device))
+    bound = 16**0.5 * 2**2
+    logits = scale * q @ k.transpose(-1, -2)
+    assert logits.abs().max() <= bound * (1 + 1e-5)
+    assert (scale * q * q).sum(-1).max() == pytest.approx(bound, rel=1e-4)  # two vectors of one direction reach it
 
 
 def test_length_is_taken_in_fp32():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from surgery_fits import BEFORE, BOTH, END, NEW, NORMS, before, operated, within
-from tiny_gpt_run import equal_bits, fit, sample
+from tiny_gpt_run import LENGTH, equal_bits, fit, sample
 from tiny_recipe import command, write_recipe
 
 from lit_stable.callbacks import EightBitAdam
@@ -142,6 +143,32 @@ def test_eight_bit_moments_are_kept_too(tmp_path):
 def test_anything_else_is_refused(checkpoints, strategy, options, changes, text):
     with pytest.raises(MisconfigurationException, match=text):
         operated(checkpoints[strategy], strategy, options, **changes)
+
+
+def test_what_fsdp1_flattens_is_not_operated_on(checkpoints, monkeypatch):
+    monkeypatch.setattr("lit_stable.run.surgery.has_fsdp1", lambda model: True)
+    with pytest.raises(
+        MisconfigurationException,
+        match=r"surgery\.insert=\['qk_norm', 'embed_norm'\]: FSDP1 flattens what it shards; take .* fsdp2 or ddp",
+    ):
+        operated(checkpoints["auto"])
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp2"])
+def test_unit_length_and_a_stable_embedding_are_inserted_with_what_a_new_run_has(checkpoints, strategy):
+    norms = {"qk_norm": "l2", "embed_norm": False, "stable_embedding": True}
+    run, look = operated(checkpoints["auto"], strategy, steps=BEFORE + 2, **norms)
+    stored = open_model(checkpoints["auto"])
+    new = {name.removeprefix("gpt."): weight for name, weight in look.weights.items()}
+    for name in stored.names():  # the table too: its law is one of new runs
+        assert torch.equal(new.pop(name), stored.read(name))
+    scales = [new.pop(f"blocks.{layer}.attention.qk_scale.scale") for layer in range(2)]
+    assert torch.stack(scales).flatten().tolist() == pytest.approx([math.log2(LENGTH**2 - LENGTH)] * 2)
+    assert new.keys() == {"embed_norm.weight", "embed_norm.bias"}
+    assert not equal_bits(run.weights, look.weights)
+    counts = {name: count for name, count in look.counts.items() if name.endswith(("scale", "embed_norm.weight"))}
+    assert set(counts.values()) == {0}
+    assert len(counts) == 3
 
 
 def test_nothing_is_taken_out_and_no_kind_is_exchanged(tmp_path):

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rank_scenarios import ACCELERATOR, main, rank, scenario, shared_folder
+from rank_scenarios_layout import copies_agree
 from surgery_fits import BEFORE, BOTH, before, operated, within
 from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, fit, tiny_module
 
 from lit_stable.run.surgery import SurgeryOptions
+from lit_stable.strategies.mesh import MeshOptions
 
 TWO: dict[str, Any] = {"devices": 2, "accelerator": ACCELERATOR}
 
@@ -51,6 +53,21 @@ def file_of_ddp_under_fsdp2() -> dict[str, Any]:
 @scenario
 def folder_under_fsdp2() -> dict[str, Any]:
     return _goes_on("fsdp2", "fsdp2")
+
+
+@scenario
+def folder_on_two_by_tensor() -> dict[str, Any]:
+    """From two shards to two halves of every matrix: the new norms see a part of the heads each, or what is summed."""
+    checkpoint = before(shared_folder() / "before", "fsdp2", **TWO)
+    dist.barrier()
+    run, look = operated(checkpoint, "fsdp2", mesh=MeshOptions(tensor_parallel=2), **TWO)
+    return {
+        "rows": run.rows,
+        "factors": look.factors,
+        "counts": look.counts,
+        "sums": {name: float(weight.double().sum()) for name, weight in run.weights.items()},
+        "copies": copies_agree(run),
+    }
 
 
 @scenario

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tiny_recipe import command
 
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
-from lit_stable.weights.exchange import export_to_hf, import_from_hf
+from lit_stable.weights.exchange import Comparison, compare_logits, export_to_hf, import_from_hf
 from lit_stable.weights.hf_folder import read_folder
 from lit_stable.weights.stored_model import build_model, open_model, write_weights
 
@@ -129,6 +130,8 @@ def test_without_safetensors_torch_writes_the_weights(tmp_path, monkeypatch):
     import_from_hf(tmp_path / "hf", tmp_path / "back.ckpt")
     for name, weight in open_model(tmp_path / "back.ckpt").weights().items():
         assert torch.equal(weight, open_model(tmp_path / "a.ckpt").read(name))
+    with pytest.raises(ValueError, match=r"compare=True: is done with transformers; pip install 'lit-stable\[hf\]'"):
+        compare_logits(tmp_path / "a.ckpt", tmp_path / "hf")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,15 @@ def test_an_option_without_a_counterpart_is_named(tmp_path, options, text):
             {"model_type": "llama", "num_attention_heads": 4, "rope_parameters": {"rope_type": "llama3"}},
             "rope_parameters.rope_type=llama3",
         ),
-        ({"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "head_dim": 16}, "head_dim=16"),
+        ({"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "head_dim": 16}, "head_dim=16: must be"),
+        ({"model_type": "llama", "hidden_size": 32, "num_attention_heads": 5}, "head_dim=6.4: must be a whole number"),
+        ({"model_type": "llama", "head_dim": 64}, "head_dim=64: must be a whole number, hidden_size=4096 / 32 heads"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, "hidden_act=gelu: has no counterpart here, where it is silu"),
+        ({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling={'rope_type'"),
+        ({"add_cross_attention": True}, "add_cross_attention=True: has no counterpart here, where it is False"),
+        ({"model_type": "opt", "_remove_final_layer_norm": True}, "_remove_final_layer_norm=True: has no"),
+        ({"model_type": "opt", "layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine=False: has no"),
+        ({"model_type": None}, "model_type=None: is none of gpt2, opt, bloom, llama"),
         ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "post_layernorm=True"),
         ({"n_layer": 1}, "transformer.h.1.* is no weight|h.1.* is no weight"),
         ({"n_layer": 3}, "h.2.ln_1.weight: is missing"),
@@ -204,7 +215,15 @@ def test_a_bias_that_was_trained_there_is_kept(tmp_path):
     assert not back.read("blocks.1.mlp.up.bias").any()
 
 
-def test_the_commands_with_tokenizer_and_recipe(run, recipe, tmp_path):
+@pytest.mark.parametrize(
+    ("largest", "of", "equal"),
+    [(0.9e-5, 0.1, True), (1.1e-5, 0.1, False), (0.9e-4, 10.0, True), (math.nan, 1.0, False)],
+)
+def test_logits_are_equal_to_1e_5_of_the_largest(largest, of, equal):
+    assert Comparison(largest, of).equal == equal
+
+
+def test_the_commands_with_tokenizer_and_recipe(run, recipe, tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     done = command("export", f"{run}@4", "--to", "hf", "--out", tmp_path / "hf", "--compare")
     assert done.code == 0, done.err
@@ -214,6 +233,10 @@ def test_the_commands_with_tokenizer_and_recipe(run, recipe, tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert tokenizer("the of").input_ids == list(b"the of")
     assert tokenizer.eos_token_id == 256
+    monkeypatch.setattr("lit_stable.cli.exchange.compare_logits", lambda *paths: Comparison(1.1e-4, 10.0))
+    other = command("export", run, "--to", "hf", "--out", tmp_path / "other", "--compare")
+    assert (other.code, "differ by 0.00011 at most; the largest is 10\n" in other.out) == (1, True)
+    assert f"{tmp_path / 'other'}: is not the same model" in other.out
     again = command("export", run, "--to", "hf", "--out", tmp_path / "hf")
     assert (again.code, "exists already" in again.err) == (2, True)
     back = command("import", tmp_path / "hf", "--out", tmp_path / "back.ckpt")

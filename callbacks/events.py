@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .base import StabilityCallback, find_or_install, rank_zero_warn
+from .base import StabilityCallback, find_or_install, rank_zero_info, rank_zero_warn
 from .text_log import log_text
 
 if TYPE_CHECKING:
@@ -33,9 +33,13 @@ class Event:
     """Stream indices of the samples concerned, where they are known."""
     rank: int | None = None
     """The one rank that knows of it; ``None``: every rank does, so that all may act on it alike."""
+    text: str | None = None
+    """The sentence for people, where a callback has one of its own."""
 
     def sentence(self) -> str:
         """For people, on one line."""
+        if self.text is not None:
+            return self.text
         found = ", ".join(f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in self.evidence.items())
         where = "" if self.rank is None else f"rank {self.rank}, "
         return f"{where}step {self.step}: {self.kind.replace('_', ' ')}: {found}"
@@ -44,13 +48,14 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-def emit(trainer: Trainer, event: Event) -> None:
+def emit(trainer: Trainer, event: Event, warns: bool = True) -> None:
     """Tell of an event: one line for people, one in the file, a text to the loggers, and all who listen.
 
-    With ``event.rank`` of ``None`` every rank calls, with an equal event; rank 0 writes it down. Otherwise that rank
-    calls alone, from any thread. No collective, no wait for the device; a file that cannot be written is warned of.
+    People are warned; or informed, with ``warns=False``, of what they have asked for. With ``event.rank`` of ``None``
+    every rank calls, with an equal event; rank 0 writes it down. Otherwise that rank calls alone, from any thread. No
+    collective, no wait for the device; a file that cannot be written is warned of.
     """
-    Events.of(trainer).emit(trainer, event)
+    Events.of(trainer).emit(trainer, event, warns)
 
 
 class Events(StabilityCallback):
@@ -90,9 +95,9 @@ class Events(StabilityCallback):
         """The trainer's channel, installed if it has none yet."""
         return find_or_install(trainer, Events)
 
-    def emit(self, trainer: Trainer, event: Event) -> None:
+    def emit(self, trainer: Trainer, event: Event, warns: bool = True) -> None:
         """See the function of this name."""
-        rank_zero_warn(event.sentence())
+        (rank_zero_warn if warns else rank_zero_info)(event.sentence())
         if event.rank is not None or trainer.is_global_zero:
             self._write(event, self.folder or Path(trainer.default_root_dir), trainer.global_rank)
         if event.rank is None:

@@ -11,6 +11,7 @@ from .base import StabilityCallback, is_logging_step, refuse_manual_optimization
 from .device_step import clear_all, hook_steps, is_fused, skip_step, tell_of_sync
 from .events import Event, Events, emit
 from .grad_norm import GradNorm
+from .positions import stream_position
 from .private_names import loss_scale
 from .progress import Mark, Progress
 from .schedule_hold import ScheduleHold, refuse_rare_schedulers
@@ -51,6 +52,8 @@ class GradSpikeSkip(StabilityCallback):
     **What the host learns comes late**: on a CUDA device exactly 4 steps after the step, on a CPU in the step itself,
     and always before a checkpoint, the end, or an error. The warning line, ``events``, the held schedule and the stop
     come then. Decisions do not: they are made on the device in their own step, from reduced values, alike on all ranks.
+    The line goes out as an event (see :class:`~.events.Events`) of kind ``skipped_step``, ``accepted_spike`` or
+    ``overflow``, once; of spikes in a row the first ``max_skips + 1``. With ``action: log`` its ``acted`` is false.
 
     **16-bit mixed precision**: the norm is divided by the loss scale. A spike does not lower the scale. A non-finite
     norm at a scale above 1 is an *overflow*: skipped, the scaler halves the scale, and it does not count as a spike or
@@ -133,6 +136,7 @@ class GradSpikeSkip(StabilityCallback):
         self._log = SpikeLog(list(rules), max_skips + 1, self.acts, schedule_on_skip == "hold")
         self._hold = ScheduleHold()
         self._handles: list[Any] = []
+        self._trainer: Trainer | None = None  # while training: a save, which hands none over, flushes
 
     @property
     def acts(self) -> bool:
@@ -157,6 +161,7 @@ class GradSpikeSkip(StabilityCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release(trainer)
+        self._trainer = trainer
         self._loss.clear()
         self._move(trainer.strategy.root_device)
         if not self.acts:
@@ -184,7 +189,7 @@ class GradSpikeSkip(StabilityCallback):
         else:
             self._judge(trainer, optimizer, progress)
         self._loss.clear()
-        self._log.read(progress.steps)
+        self._tell(self._log.read(progress.steps))
         if held := self._log.hold_at(progress.steps):
             progress.note_held(held)
             self._hold.hold(trainer)
@@ -201,10 +206,10 @@ class GradSpikeSkip(StabilityCallback):
                 raise TooManySkips(step, self.max_skips)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log.flush()
+        self._tell(self._log.flush())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._log.flush()
+        self._tell(self._log.flush())
         super().on_exception(trainer, pl_module, exception)
 
     def in_force(self) -> dict[str, Tensor]:
@@ -213,9 +218,11 @@ class GradSpikeSkip(StabilityCallback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._release(trainer)
+        self._trainer = None
         self._move(torch.device("cpu"))
 
     def state_dict(self) -> dict[str, Any]:
+        self._tell(self._log.flush())
         return {
             "detector": self._detector.state_dict(),
             "counts": self._counts.tolist(),
@@ -242,7 +249,13 @@ class GradSpikeSkip(StabilityCallback):
         if self.acts:
             skip_step(trainer, optimizer, verdict.skip)
         window = Mark(*(now - then for now, then in zip(progress.mark, progress.start, strict=True)))
-        self._log.push(progress.steps, window, row(verdict, norm, values.get("loss")))
+        samples = (stream_position(progress.start.samples, progress.dropped), progress.position)
+        self._log.push(progress.steps, window, samples, row(verdict, norm, values.get("loss")))
+
+    def _tell(self, events: list[Event]) -> None:
+        if self._trainer is not None:
+            for event in events:
+                emit(self._trainer, event)
 
     def _move(self, device: torch.device) -> None:
         self._detector.to(device)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from torch import nn
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info
+from .events import Event, Events, emit
 from .freeze_rules import FreezeRule, Rule, check_rules
 from .module_patterns import import_types, norm_parameter_names, select, unwrapped
 from .optimizer_state import initialise_state, zero_state
@@ -42,7 +43,8 @@ class LayerNormFreeze(StabilityCallback):
     tuning, Zhao et al. 2023, arXiv:2312.11420.
 
     Logged: ``stability/frozen_tensors`` (number of parameters frozen in this step, at logging steps). Each change is
-    printed.
+    an event of kind ``freeze`` or ``set_free`` (see :class:`~.events.Events`). A resume within a window prints its line
+    again, and is no event; nothing being saved, it takes the step before for as large as its own first one.
 
     Args:
         rules: What to freeze when; mappings with the keys ``modules`` (list of shell patterns for module names,
@@ -97,7 +99,7 @@ class LayerNormFreeze(StabilityCallback):
         self._selected: list[set[str]] = []  # names, by rule
         self._members: list[tuple[list[Rule], list[nn.Parameter]]] = []
         self._zeroed: set[nn.Parameter] = set()
-        self._announced: list[bool] = []
+        self._held: list[bool] = []  # by rule, in the step before; empty before the first of a fit
 
     # -- what is to be frozen ----------------------------------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class LayerNormFreeze(StabilityCallback):
             return
         refuse_what_cannot_freeze_parts(trainer)
         Progress.of(trainer)
+        Events.of(trainer)
         self._undo()  # after a fit that ended with an exception, so without a teardown
         self._module = pl_module
         if type(pl_module).configure_model.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
@@ -183,13 +186,13 @@ class LayerNormFreeze(StabilityCallback):
         # checkpoint would lack it.
         for optimizer in trainer.optimizers:
             initialise_state(optimizer)
-        self._zeroed, self._announced = set(), []
+        self._zeroed, self._held = set(), []
 
     # -- freezing ----------------------------------------------------------------------------------------------------
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         progress = int(getattr(Progress.of(trainer).start, self.unit))
-        self._announce(progress)
+        self._announce(trainer, progress)
         frozen = 0
         for rules, parameters in self._members:
             holds = any(rule.holds(progress) for rule in rules)
@@ -210,14 +213,20 @@ class LayerNormFreeze(StabilityCallback):
                 zero_state(optimizer, fresh)
             self._zeroed.update(fresh)
 
-    def _announce(self, progress: int) -> None:
-        holding = [rule.holds(progress) for rule in self.rules]
-        before, self._announced = self._announced or [False] * len(holding), holding
+    def _announce(self, trainer: Trainer, progress: int) -> None:
+        counts = Progress.of(trainer)
+        size = getattr(counts.mark, self.unit) - progress
+        before = self._held or [rule.holds(progress - size) for rule in self.rules]
+        is_first, self._held = not self._held, [rule.holds(progress) for rule in self.rules]
         would = "would " if self.action == "log" else ""
-        for held, holds, names in zip(before, holding, self._selected, strict=True):
+        for held, holds, names in zip(before, self._held, self._selected, strict=True):
+            verb = "freeze" if holds else "set free"
+            text = f"LayerNormFreeze, {self.unit} {progress}: {would}{verb} {_listed(sorted(names))}"
             if held != holds:
-                verb = f"{would}freeze" if holds else f"{would}set free"
-                rank_zero_info(f"LayerNormFreeze, {self.unit} {progress}: {verb} {_listed(sorted(names))}.")
+                evidence = {self.unit: progress, "tensors": len(names), "acted": self.action == "act"}
+                emit(trainer, Event(counts.steps, verb.replace(" ", "_"), evidence, text=text), warns=False)
+            elif holds and is_first:
+                rank_zero_info(text)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._undo()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from .base import MisconfigurationException, StabilityCallback, rank_zero_info, was_logging_step
 from .configured import Configured, settle
 from .dropout_rate import DropoutRate
+from .events import Event, Events, emit
 from .learning_rate import EffectiveLR, Modifier
 from .one_cycle import let_cycles_end, undo
 from .progress import Mark, Progress
@@ -36,12 +37,15 @@ class LROverride(StabilityCallback):
     printed old -> new. A ``OneCycleLR`` past its end stays at its last rate instead of raising. A clipping norm that
     changes in mid-run belongs to ``GradClip``.
 
-    ``action="log"``: nothing is changed; what would have been is printed and logged.
+    Its first step is an event of kind ``lr_override`` (see :class:`~.events.Events`), with old and new values; a resume
+    prints the line again, and is no event.
+
+    ``action="log"``: nothing is changed; what would have been is printed and logged, and is the event.
 
     Logged at logging steps: ``stability/override_lr`` (the rate that this override asks for the first group: before it
     begins the schedule's own); ``stability/lr`` and ``stability/lr_factor`` (by ``EffectiveLR``: what the step used).
 
-    Resumes: the record of where it began and of the configured hyper-parameters is in the checkpoint.
+    Resumes: the checkpoint holds where it began, whether that was told, and the configured hyper-parameters.
 
     Source: Megatron-LM ``--override-opt_param-scheduler``; BloombergGPT, arXiv:2303.17564, appendix C (factors in
     mid-run); BLOOM chronicles, tr8b-104B (horizon and floor on resume).
@@ -109,7 +113,8 @@ class LROverride(StabilityCallback):
         self._bases: list[float] = []
         self._asked: dict[int, float] = {}
         self._cycles: list[Any] = []
-        self._announced = False
+        self._announced = False  # in this fit
+        self._told = False  # as an event, in this run
 
     # -- set up ------------------------------------------------------------------------------------------------------
 
@@ -118,6 +123,7 @@ class LROverride(StabilityCallback):
         if stage != "fit":
             return
         Progress.of(trainer)
+        Events.of(trainer)
         self.modify(EffectiveLR.of(trainer))
 
     def modify(self, effective: EffectiveLR) -> None:
@@ -202,10 +208,19 @@ class LROverride(StabilityCallback):
             pl_module.log("stability/override_lr", self._asked[min(self._asked)])  # of several optimizers one may wait
         if self.is_active(mark) and not self._announced:
             self._announced = True
-            self._announce(effective, mark)
+            self._announce(trainer, self._sentence(effective, mark), mark)
 
-    def _announce(self, effective: EffectiveLR, mark: Mark) -> None:
-        """Print old -> new of the first overridden step of this fit, read back from the optimizer where it acted."""
+    def _announce(self, trainer: Trainer, text: str, mark: Mark) -> None:
+        """Tell of the first overridden step of this fit; of the run's as an event."""
+        if self._told:
+            rank_zero_info(text)
+            return
+        self._told = True
+        evidence = {self.unit: getattr(mark, self.unit), "acted": self.action == "act"}
+        emit(trainer, Event(mark.steps + 1, "lr_override", evidence, text=text), warns=False)
+
+    def _sentence(self, effective: EffectiveLR, mark: Mark) -> str:
+        """Old -> new, read back from the optimizer where it acted."""
         acts, parts = self.action == "act", []
         if self.change.changes_the_rate:
             parts.append(
@@ -217,7 +232,7 @@ class LROverride(StabilityCallback):
         if self.dropout is not None:
             parts.append(f"dropout {self.dropout.own} -> {self.dropout.p}")
         verb = "overrides" if acts else "would override"
-        rank_zero_info(f"LROverride: at {getattr(mark, self.unit)} {self.unit} {verb} {', '.join(parts)}")
+        return f"LROverride: at {getattr(mark, self.unit)} {self.unit} {verb} {', '.join(parts)}"
 
     # -- tear down, state --------------------------------------------------------------------------------------------
 
@@ -232,12 +247,13 @@ class LROverride(StabilityCallback):
 
     def state_dict(self) -> dict[str, Any]:
         begun = None if self._begun is None else list(self._begun)
-        return {"settings": self._settings, "begun": begun, "recorded": self._recorded}
+        return {"settings": self._settings, "begun": begun, "recorded": self._recorded, "told": self._told}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._recorded = state_dict["recorded"]
         same = state_dict["settings"] == self._settings and state_dict["begun"] is not None
         self._begun = Mark(*state_dict["begun"]) if same else None
+        self._told = same and bool(state_dict.get("told"))
 
 
 def _applies(key: str, group: dict[str, Any]) -> bool:

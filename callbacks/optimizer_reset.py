@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch.optim import Optimizer
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info, rank_zero_warn
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_warn
+from .events import Event, Events, emit
 from .learning_rate import EffectiveLR
 from .optimizer_state import ZERO_AT_START, zero_state
 from .progress import Mark, Progress
@@ -29,7 +30,9 @@ class OptimizerReset(StabilityCallback):
     It is verified: when the step that follows is about to be taken, all of the state must be zero still on every rank.
     8-bit states are zeroed as well (codes and block maxima). Sharded states are zeroed shard by shard.
 
-    ``action="log"``: nothing is changed; when it would have been is printed and logged.
+    The reset is an event of kind ``optimizer_reset`` (see :class:`~.events.Events`), once in a run.
+
+    ``action="log"``: nothing is changed; when it would have been is printed and logged, and is the event.
 
     Logged at logging steps: ``stability/optimizer_held`` (1 in steps that are held at rate 0, else 0).
 
@@ -77,6 +80,7 @@ class OptimizerReset(StabilityCallback):
         if stage == "fit":
             self._has_learned = False
             Progress.of(trainer)
+            Events.of(trainer)
             self.modify(EffectiveLR.of(trainer))
 
     def modify(self, effective: EffectiveLR) -> None:
@@ -106,17 +110,22 @@ class OptimizerReset(StabilityCallback):
         if self._nothing_to_do or not self.is_due(mark):
             return
         self.done = mark
-        verb = "sets" if self.action == "act" else "would set"
-        rank_zero_info(
-            f"OptimizerReset: {verb} moments and step counts to zero after {mark.steps} steps, {mark.samples} samples;"
-            f" learning rate 0 for {self.hold_steps} steps"
-        )
+        self._tell(trainer, mark)
         if self.action == "act":
             for index, optimizer in enumerate(trainer.optimizers):
                 if self._has_learned or optimizer.state:  # a new optimizer may have none yet
                     refuse_without_moments(optimizer)
                     zero_state(optimizer)
                 self._verify.add(index)
+
+    def _tell(self, trainer: Trainer, mark: Mark) -> None:
+        acts = self.action == "act"
+        text = (
+            f"OptimizerReset: {'sets' if acts else 'would set'} moments and step counts to zero after {mark.steps}"
+            f" steps, {mark.samples} samples; learning rate 0 for {self.hold_steps} steps"
+        )
+        evidence = {"samples": mark.samples, "hold_steps": self.hold_steps, "acted": acts}
+        emit(trainer, Event(mark.steps + 1, "optimizer_reset", evidence, text=text), warns=False)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         self._has_learned = True

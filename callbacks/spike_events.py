@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .spike_detector import CAUSES, Verdict
+from .events import Event
+from .spike_detector import CAUSES, OVERFLOW, Verdict
 
 SIGNALS = {"grad_norm": "gradient norm", "loss": "loss"}
 
@@ -42,6 +43,14 @@ class SpikeEvent(NamedTuple):
         done = done if acts else f"would have been {done}"
         end = "" if not self.stop else "; the run is stopped" if acts else "; the run would have been stopped"
         return f"step {self.step}: {done}: {SIGNALS[self.signal]} {value:.4g} is {found}{end}"
+
+    def told(self, acts: bool, samples: Sequence[int]) -> Event:
+        """The same for all who listen; ``samples``: first stream position of the step, and the one after its last."""
+        kind = "overflow" if self.cause == CAUSES[OVERFLOW] else "skipped_step" if self.skipped else "accepted_spike"
+        evidence = {"signal": self.signal, "cause": self.cause, "norm": self.norm, "threshold": self.threshold}
+        evidence.update({} if self.loss is None else {"loss": self.loss}, acted=acts)
+        text = f"GradSpikeSkip: {self.sentence(acts)}"
+        return Event(self.step, kind, evidence, list(range(*samples)), text=text)
 
 
 class TooManySkips(RuntimeError):

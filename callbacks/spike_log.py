@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import rank_zero_warn
 from .event_ring import EventRing
+from .events import Event
 from .progress import Mark
 from .spike_events import SpikeEvent, event
 
@@ -15,14 +15,14 @@ MAX_EVENTS = 1000
 
 
 class SpikeLog:
-    """Reads rows from the device a fixed number of steps late, tells people, and keeps what is still to be done.
+    """Reads rows from the device a fixed number of steps late, and keeps what is to be told and still to be done.
 
     Both a schedule's hold and a stop fall on the step of the spike plus the ring's lag, also when the row was read
     before, for a save: what is done when does not depend on who looked.
 
     Args:
         signals: What is judged, in the detector's order.
-        loud: Events in consecutive steps of which people are told; a run that is only watched may be past saving.
+        loud: Spikes in consecutive steps that are told; a run that is only watched may be past saving.
         acts: False: say what would have been done, and have nothing done.
         holds: Whether the schedule is held over a skipped step.
     """
@@ -35,20 +35,24 @@ class SpikeLog:
         self._due: list[list[int]] = []  # [step at which to hold the schedule; steps, samples, tokens to hold it over]
         self._stop_at: int | None = None
 
-    def push(self, step: int, window: Mark, row: Tensor) -> None:
-        """Send the row of a step on its way to the host; ``window``: what the step consumed."""
-        self._ring.push((step, *window), row)
+    def push(self, step: int, window: Mark, samples: tuple[int, int], row: Tensor) -> None:
+        """Send the row of a step on its way to the host.
 
-    def read(self, step: int) -> None:
-        """Take in every row that is due at a step."""
-        self._learn(self._ring.take(step))
+        ``window``: what the step consumed; ``samples``: its first stream position, and the one after its last.
+        """
+        self._ring.push((step, *window, *samples), row)
 
-    def flush(self) -> None:
-        """Take in all that is on its way. Waits for the device."""
-        self._learn(self._ring.flush())
+    def read(self, step: int) -> list[Event]:
+        """Take in every row that is due at a step; returns what is to be told."""
+        return self._learn(self._ring.take(step))
 
-    def _learn(self, rows: list[tuple[tuple[int, ...], list[float]]]) -> None:
-        for (step, *window), numbers in rows:
+    def flush(self) -> list[Event]:
+        """Take in all that is on its way; returns what is to be told. Waits for the device."""
+        return self._learn(self._ring.flush())
+
+    def _learn(self, rows: list[tuple[tuple[int, ...], list[float]]]) -> list[Event]:
+        told = []
+        for (step, *window, first, end), numbers in rows:
             found = event(step, numbers, self._signals)
             if found is None:
                 self._in_row = 0
@@ -56,11 +60,12 @@ class SpikeLog:
             self._in_row += 1
             self.events = [*self.events, found][-MAX_EVENTS:]
             if self._in_row <= self._loud:
-                rank_zero_warn(f"GradSpikeSkip: {found.sentence(self._acts)}.")
+                told.append(found.told(self._acts, (first, end)))
             if self._acts and self._holds and found.skipped:
                 self._due.append([step + self._ring.lag, *window])
             if self._acts and found.stop and self._stop_at is None:
                 self._stop_at = step + self._ring.lag
+        return told
 
     def hold_at(self, step: int) -> Mark | None:
         """The window over which the schedule is to be held at this step, once."""
@@ -74,8 +79,7 @@ class SpikeLog:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain lists, after a flush."""
-        self.flush()
+        """Plain lists; a flush comes first."""
         return {"events": [list(e) for e in self.events], "due": [list(d) for d in self._due], "in_row": self._in_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import CSVLogger
 from text_logger import TextLogger
-from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer
 
-from lit_stable.callbacks import Event, Events, emit
+from lit_stable.callbacks import (
+    Event,
+    Events,
+    GradSpikeSkip,
+    LayerNormFreeze,
+    LROverride,
+    OptimizerReset,
+    emit,
+)
 from lit_stable.callbacks.events import read_events
 
 SLOW = Event(7, "slow_step", {"seconds": 2.5, "host": "node-3", "ranks": [0, 1]}, samples=[3, 4])
@@ -100,3 +108,74 @@ def test_a_file_that_cannot_be_written_is_warned_of_once_and_the_run_goes_on(tmp
         emit(trainer, SLOW)
         emit(trainer, SLOW)
     assert sum("cannot write" in str(w.message) for w in caught) == 1
+
+
+def test_who_is_informed_of_what_was_asked_for_is_not_warned(tmp_path: Path) -> None:
+    trainer = quiet_trainer(default_root_dir=tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        emit(trainer, SLOW, warns=False)
+        with pytest.raises(UserWarning, match="slow step"):
+            emit(trainer, SLOW)
+
+
+WINDOW: Any = [{"modules": ["net.0"], "norms": "with", "start": 2, "stop": 3}]
+#: What a callback tells of, by step, and the line for people as it begins. All that happens is of steps 3 and 4.
+TOLD: dict[str, tuple[Any, list[tuple[int, str, str]]]] = {
+    "GradSpikeSkip": (
+        lambda action: GradSpikeSkip(threshold=100.0, z_score=None, action=action),
+        [(3, "skipped_step", "GradSpikeSkip: step 3: {}skipped: gradient norm")],
+    ),
+    "LROverride": (
+        lambda action: LROverride(start=2, factor=0.5, action=action),
+        [(3, "lr_override", "LROverride: at 2 steps {}override{s} lr 0.05 -> 0.025")],
+    ),
+    "OptimizerReset": (
+        lambda action: OptimizerReset(start=2, hold_steps=2, action=action),
+        [(3, "optimizer_reset", "OptimizerReset: {}set{s} moments and step counts to zero after 2 steps, 4 samples;")],
+    ),
+    "LayerNormFreeze": (
+        lambda action: LayerNormFreeze(WINDOW, action=action),
+        [
+            (3, "freeze", "LayerNormFreeze, steps 2: {}freeze net.0.bias, net.0.weight"),
+            (4, "set_free", "LayerNormFreeze, steps 3: {}set free net.0.bias, net.0.weight"),
+        ],
+    ),
+    "LayerNormFreeze by samples": (
+        lambda action: LayerNormFreeze([{**WINDOW[0], "start": 3, "stop": 6}], unit="samples", action=action),
+        [
+            (3, "freeze", "LayerNormFreeze, samples 4: {}freeze net.0.bias, net.0.weight"),
+            (4, "set_free", "LayerNormFreeze, samples 6: {}set free net.0.bias, net.0.weight"),
+        ],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:GradSpikeSkip")
+@pytest.mark.parametrize("action", ["act", "log"])
+@pytest.mark.parametrize("name", TOLD)
+def test_what_acts_on_a_run_tells_it_once_to_all_who_listen(name: str, action: str, tmp_path: Path) -> None:
+    make, expected = TOLD[name]
+
+    def fit(folder: str, resume: Path | None = None, *others: Any) -> list[Event]:
+        logger, heard = TextLogger(), []
+        trainer = quiet_trainer(
+            make(action), channel := Events(), *others, max_steps=5, logger=logger, default_root_dir=tmp_path / folder
+        )
+        channel.listeners["test"] = heard.append
+        trainer.fit(TinyModule(poison={2: 1e4}), TinyData(), ckpt_path=resume)
+        path = tmp_path / folder / "events.jsonl"
+        assert repr(read_events(path) if path.exists() else []) == repr(heard)
+        assert logger.texts == [(f"events/{e.kind}", e.sentence(), e.step) for e in heard]
+        return heard
+
+    told = fit("straight")
+    would, s = ("would have been " if "Spike" in name else "would ", "") if action == "log" else ("", "s")
+    for event, (step, kind, line) in zip(told, expected, strict=True):
+        assert (event.step, event.kind, event.rank) == (step, kind, None)
+        assert event.evidence["acted"] == (action == "act")
+        assert event.sentence().startswith(line.format(would, s=s))
+    assert repr(fit("saving", None, SaveAtSteps(tmp_path))) == repr(told)
+    for step in (2, 3, 4):  # before the first, between the two, after all
+        rest = [event for event in told if event.step > step]
+        assert repr(fit(f"from-{step}", tmp_path / f"micro-{step}.ckpt")) == repr(rest), step

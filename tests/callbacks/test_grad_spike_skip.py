@@ -24,6 +24,7 @@ from tiny_fit import (
 
 from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, GradSpikeSkip, Progress, StepSeed
 from lit_stable.callbacks.event_ring import EventRing
+from lit_stable.callbacks.events import Event, read_events
 from lit_stable.callbacks.spike_events import TooManySkips
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
@@ -239,7 +240,7 @@ def test_log_says_what_would_have_been_done_and_falls_silent_when_all_is_lost() 
         trainer.fit(module, TinyData())
     lines = [str(w.message) for w in caught if "GradSpikeSkip" in str(w.message)]
     assert lines == [
-        f"GradSpikeSkip: step {step}: would have been skipped: gradient norm nan is not finite (non_finite){end}."
+        f"GradSpikeSkip: step {step}: would have been skipped: gradient norm nan is not finite (non_finite){end}"
         for step, end in ((7, ""), (8, ""), (9, "; the run would have been stopped"))
     ]
     assert len(callback.events) == 9
@@ -386,6 +387,28 @@ def test_a_save_while_rows_are_on_their_way_changes_nothing_and_resumes_exactly(
     assert saved["due"] == [[6, 1, 2, 8]]
 
 
+def test_what_a_save_brings_to_the_host_is_told_before_it_and_never_again(lag: int, tmp_path: Path) -> None:
+    def told(folder: str, resume: Path | None = None, *callbacks: Any) -> list[Event]:
+        module = TinyModule(poison={2: math.nan, 4: math.nan})
+        trainer = quiet_trainer(strict(), *callbacks, max_steps=7, default_root_dir=tmp_path / folder)
+        trainer.fit(module, TinyData(), ckpt_path=resume)
+        path = tmp_path / folder / "events.jsonl"
+        return read_events(path) if path.exists() else []
+
+    straight = told("straight")
+    assert [(e.kind, e.step, e.samples, e.evidence["acted"]) for e in straight] == [
+        ("skipped_step", 3, [4, 5], True),
+        ("skipped_step", 5, [8, 9], True),
+    ]
+    known: list[int] = []
+    path = tmp_path / "saving" / "events.jsonl"
+    count = Watch("on_train_batch_end", lambda *_: known.append(len(read_events(path)) if path.exists() else 0))
+    assert repr(told("saving", None, SaveAtSteps(tmp_path), count)) == repr(straight)  # NaN equals no NaN
+    assert known == [0, 0, 1, 1, 2, 2, 2]
+    for step, rest in ((2, straight), (3, straight[1:]), (4, straight[1:]), (5, []), (7, [])):
+        assert repr(told(f"from-{step}", tmp_path / f"micro-{step}.ckpt")) == repr(rest), step
+
+
 # -- state -------------------------------------------------------------------------------------------------------------
 
 WINDOW = 3
@@ -467,7 +490,7 @@ def test_a_fused_optimizer_and_a_run_that_is_only_watched_get_no_such_line() -> 
 
 def test_a_line_for_every_skip_names_step_value_limit_and_cause() -> None:
     module = TinyModule(adamw(lr=1e-3), poison={6: 1e4})
-    with pytest.warns(UserWarning, match=r"step 7: skipped: gradient norm \d[\d.e+]+ is above \d[\d.]+ \(z_score\)\."):
+    with pytest.warns(UserWarning, match=r"step 7: skipped: gradient norm \d[\d.e+]+ is above \d[\d.]+ \(z_score\)$"):
         quiet_trainer(strict(), max_steps=8).fit(module, TinyData())
 
 

@@ -181,7 +181,7 @@ def test_log_touches_nothing_and_says_what_would_have_been(tmp_path: Path, monke
 
     def fit(*callbacks: Any) -> tuple[Any, list[float], list[str]]:
         said: list[str] = []
-        monkeypatch.setattr("lit_stable.callbacks.layer_norm_freeze.rank_zero_info", said.append)
+        monkeypatch.setattr("lit_stable.callbacks.events.rank_zero_info", said.append)
         trainer = quiet_trainer(*callbacks, GradNorm(), max_steps=3, logger=CSVLogger(tmp_path), log_every_n_steps=1)
         trainer.fit(NormModule(), TinyData(resumes=False))
         with (Path(trainer.logger.log_dir) / "metrics.csv").open() as file:
@@ -195,9 +195,9 @@ def test_log_touches_nothing_and_says_what_would_have_been(tmp_path: Path, monke
     assert not torch.equal(acting["weights"]["net.0.weight"], without["weights"]["net.0.weight"])
     assert would_be == counts == [2.0, 4.0, 2.0]
     assert said == [
-        "LayerNormFreeze, steps 0: freeze net.0.bias, net.0.weight.",
-        "LayerNormFreeze, steps 1: freeze net.1.bias, net.1.weight.",
-        "LayerNormFreeze, steps 2: set free net.1.bias, net.1.weight.",
+        "LayerNormFreeze, steps 0: freeze net.0.bias, net.0.weight",
+        "LayerNormFreeze, steps 1: freeze net.1.bias, net.1.weight",
+        "LayerNormFreeze, steps 2: set free net.1.bias, net.1.weight",
     ]
     assert would_say == [line.replace(": ", ": would ") for line in said]
 

@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from lit_stable.callbacks import EffectiveLR, LROverride, Progress
 from lit_stable.callbacks import configured as configured_module
+from lit_stable.callbacks import events as events_module
 from lit_stable.callbacks import lr_override as override_module
 from lit_stable.optim.schedule import LRSchedule
 
@@ -31,7 +32,7 @@ def fit(module: Any, *callbacks: Any, steps: int, resume: Any = None, save: Any 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    for module in (override_module, configured_module):
+    for module in (override_module, configured_module, events_module):
         monkeypatch.setattr(module, "rank_zero_info", lines.append)
     monkeypatch.setattr(configured_module, "rank_zero_warn", lines.append)
     return lines

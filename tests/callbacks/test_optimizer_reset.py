@@ -193,7 +193,7 @@ def test_a_reset_that_something_undoes_before_the_step_is_an_error() -> None:
 
 def test_log_changes_no_bit_and_tells_the_same_event(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
-    monkeypatch.setattr(module_under_test, "rank_zero_info", lines.append)
+    monkeypatch.setattr("lit_stable.callbacks.events.rank_zero_info", lines.append)
     runs = []
     for callbacks in ([], [OptimizerReset(start=2, hold_steps=2, action="log")]):
         trainer = quiet_trainer(*callbacks, max_steps=4)

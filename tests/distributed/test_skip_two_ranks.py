@@ -23,6 +23,8 @@ def test_a_bad_loss_on_one_rank_skips_the_step_on_both(results: dict[str, Any], 
     assert result["unchanged"] == [[5, 7], [5, 7]]
     assert result["skipped"] == [2, 2]
     assert result["statistics_agree"]
+    assert result["told"] == [[5, "skipped_step"], [7, "skipped_step"]]  # by rank 0 alone
+    assert result["written"] == ["events.jsonl"]
 
 
 def test_a_nan_in_one_shard_skips_on_both_and_resumes_bit_for_bit(results: dict[str, Any]) -> None:

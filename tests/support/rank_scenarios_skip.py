@@ -12,7 +12,8 @@ from lightning.pytorch import Callback, Trainer
 from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, tiny_module
 
-from lit_stable.callbacks import GradSpikeSkip, Progress
+from lit_stable.callbacks import Events, GradSpikeSkip, Progress
+from lit_stable.callbacks.events import read_events
 from lit_stable.module import GPTModule
 
 STEPS = 8
@@ -50,9 +51,12 @@ def gathered(value: Any) -> list[Any]:
 def _bad_loss(strategy: str, **options: Any) -> dict[str, Any]:
     module = tiny_module()
     module.__class__ = BadLossOnRankOne
-    callback, bits = skip(**options), LocalBits()
-    run = fit2(strategy, steps=STEPS, callbacks=(callback, bits), module=module)
+    callback, bits, channel = skip(**options), LocalBits(), Events()
+    channel.folder = shared_folder()
+    run = fit2(strategy, steps=STEPS, callbacks=(callback, bits, channel), module=module)
     return {
+        "written": [p.name for p in channel.folder.iterdir()],
+        "told": [(e.step, e.kind) for e in read_events(channel.folder / "events.jsonl")],
         "events": gathered([(e.step, e.cause) for e in callback.events]),
         "unchanged": gathered([s for s in range(2, STEPS + 1) if equal_bits(bits.seen[s], bits.seen[s - 1])]),
         "skipped": gathered(Progress.of(run.trainer).skipped),

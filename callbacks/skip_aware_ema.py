@@ -78,6 +78,7 @@ class SkipAwareEMA(HoldOnSkip, WeightAveraging):
     def __init__(self, decay: float = 0.999, device: str | None = None, use_buffers: bool = True) -> None:
         if not 0 <= decay < 1:
             raise MisconfigurationException(f"`SkipAwareEMA(decay={decay})`: must lie in [0, 1).")
+        self.decay = decay
         super().__init__(
             device=None if device is None else torch.device(device),
             use_buffers=use_buffers,

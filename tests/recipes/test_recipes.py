@@ -7,13 +7,17 @@ import re
 
 import pytest
 import yaml
+from contract_entries import ACTING
 from row_values import ROW_VALUES
 from tiny_recipe import command
 
+from lit_stable.cli.features import FEATURES
 from lit_stable.cli.recipe import shipped_recipes
 
 ALL = shipped_recipes()
 RECIPES = {name: path for name, path in ALL.items() if name not in ROW_VALUES or name == "sizes/tiny"}
+if "SkipAwareEMA" not in ACTING:  # Lightning has WeightAveraging from 2.6 on
+    del RECIPES["stability/skip_aware_ema"]
 SIZES = ["quickstart", "gpt2_124m", "gpt_1b3"]
 
 
@@ -37,6 +41,26 @@ def test_the_three_sizes_are_shipped():
 def test_a_recipe_resolves_without_problems(pages, name):
     assert re.search(r"^parameters: [\d,]+ \(", pages[name], re.MULTILINE), pages[name]
     assert re.search(r"^run: [\d,]+ steps, [\d,]+ tokens, ", pages[name], re.MULTILINE)
+
+
+FRAGMENTS = {
+    name.removeprefix("stability/"): yaml.safe_load(path.read_text())["stability"]
+    for name, path in ALL.items()
+    if name.startswith("stability/")
+}
+
+
+def test_a_fragment_turns_on_every_feature():
+    assert {feature for fragment in FRAGMENTS.values() for feature in fragment} >= FEATURES.keys()
+
+
+@pytest.mark.parametrize("callback", ACTING)
+def test_what_acts_on_a_run_has_a_fragment_that_turns_it_on(pages, callback):
+    name = {cls.__name__: name for name, cls in FEATURES.items()}.get(callback, "skip_aware_ema")
+    fragment = FRAGMENTS[name]
+    assert name in fragment or fragment["extra"][name]["class_path"].endswith(f".{callback}")
+    (features,) = re.findall(r"^features: .*", pages[f"stability/{name}"], re.MULTILINE)
+    assert f" {callback}(" in features
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -138,6 +138,8 @@ def public_callbacks() -> dict[str, type[Callback]]:
 
 
 CLASSES = public_callbacks()
+#: What changes a run: the others watch, count, save or stop.
+ACTING = [name for name, entry in ENTRIES.items() if entry.idle is not None and name in CLASSES]
 
 
 def make(name: str, arguments: dict[str, Any]) -> Any:

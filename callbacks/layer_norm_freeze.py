@@ -152,6 +152,11 @@ class LayerNormFreeze(StabilityCallback):
         for name in self._constant:
             parameters[name].requires_grad_(False)
 
+    def frozen_for_good(self, module: nn.Module) -> set[str]:
+        """Names of the parameters of a module, or of an outline of it, that no step of a fit would move."""
+        rules = [rule for rule in self.rules if rule.for_good]
+        return {name for rule in rules for name in select(module, rule.modules, rule.norms, self.norm_types)}
+
     def _constant_and_windowed(self) -> tuple[set[str], set[str]]:
         pairs = list(zip(self.rules, self._selected, strict=True))
         constant = {name for rule, names in pairs if rule.for_good for name in names}

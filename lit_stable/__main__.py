@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "runs": "draw the tree of runs: where each left its parent, and what it does otherwise",
     "export": "write the model of a checkpoint as a folder of Hugging Face transformers",
     "import": "write a checkpoint and its recipe from a folder of Hugging Face transformers",
+    "caption": "let the model of a checkpoint describe images",
     "generate": "let the model of a checkpoint continue a text",
     "average": "write the mean of the weights of several checkpoints",
     "check": "resolve a recipe without training: problems, parameters, memory, schedule, stability features",

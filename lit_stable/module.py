@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_stable.callbacks import EffectiveLR, Progress, SequenceLengthWarmup
@@ -21,11 +21,11 @@ from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.callbacks.topology import data_parallel_size
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.documents import document_ids, find_separator
-from lit_stable.model.formulas import flops_per_token
+from lit_stable.model.formulas import flops_per_token, parameter_breakdown
 from lit_stable.model.gpt import GPT
 from lit_stable.model.loss import sample_losses
 from lit_stable.model.same_model import model_changes, model_record
-from lit_stable.model.sharding import build_gpt
+from lit_stable.model.sharding import Compiled, build_gpt
 from lit_stable.optim.build import build_optimizer
 from lit_stable.optim.options import ADAMW, OptimizerOptions
 from lit_stable.optim.schedule import LRSchedule, resolve_conflict
@@ -97,6 +97,8 @@ class GPTModule(LightningModule):
         self.gradient_predivide = gradient_predivide
         self.gpt: GPT | None = None
         self.initial_weights: Path | None = None  # checkpoint that they come from instead of `seed_init`
+        self.runs = Path("runs")  # where other runs are found by their name
+        self.is_continued = False  # whether a whole checkpoint is loaded, so that nothing else needs to be
         self.inserted: tuple[str, ...] = ()  # norms that the checkpoint to be loaded may lack
         self.validation_losses = ValidationLosses()
         self.window_loss: Tensor | None = None  # mean loss of the last committed window, fp32, on the device
@@ -119,31 +121,38 @@ class GPTModule(LightningModule):
     def configure_model(self) -> None:
         if self.gpt is not None:
             return
-        strategy = self.trainer.strategy
         self._judge_precision()
-        device = strategy.root_device
-        mesh = self.device_mesh  # set by strategies that have one
-        compiled = self._what_is_compiled(device)
+        compiled = self._what_is_compiled(self.trainer.strategy.root_device)
         # Fixed shapes make faster code, and torch gives up on them, silently, after eight different ones.
         fixed_shapes = not any(isinstance(c, SequenceLengthWarmup) for c in self.trainer.callbacks)  # type: ignore[attr-defined]
-        self.gpt = build_gpt(
-            self.config,
-            seed=self.seed_init,
-            device=device,
-            mesh=None if mesh is None else data_mesh(mesh),
-            tensor_mesh=None if mesh is None else tensor_mesh(mesh),
-            policy=getattr(strategy.precision_plugin, "policy", None),
-            compile=compiled,
-            fixed_shapes=fixed_shapes,
-            recompute=self.recompute,
-        )
+        self.build(compiled, fixed_shapes)
         if self.initial_weights is not None:
-            for line in begin_with(self, self.gpt, self.initial_weights, self.inserted):
-                rank_zero_info(f"model.{line}")
+            self.begin_with(self.initial_weights)
         if compiled != "off":
             self.training_loss.compile(dynamic=False if fixed_shapes else None)
 
-    def _what_is_compiled(self, device: torch.device) -> Literal["off", "blocks", "whole"]:
+    def build(self, compile: Compiled, fixed_shapes: bool) -> None:
+        """Make the network, on its device, from ``seed_init``."""
+        mesh = self.device_mesh  # set by strategies that have one
+        self.gpt = build_gpt(
+            self.config,
+            seed=self.seed_init,
+            device=self.trainer.strategy.root_device,
+            mesh=None if mesh is None else data_mesh(mesh),
+            tensor_mesh=None if mesh is None else tensor_mesh(mesh),
+            policy=getattr(self.trainer.strategy.precision_plugin, "policy", None),
+            compile=compile,
+            fixed_shapes=fixed_shapes,
+            recompute=self.recompute,
+        )
+
+    def begin_with(self, path: Path) -> None:
+        """Take the weights of a checkpoint of the network that is built."""
+        assert self.gpt is not None
+        for line in begin_with(self, self.gpt, path, self.inserted):
+            rank_zero_info(f"model.{line}")
+
+    def _what_is_compiled(self, device: torch.device) -> Compiled:
         if self.compile_option == "auto":
             return "blocks" if device.type == "cuda" else "off"
         strategy = self.trainer.strategy
@@ -180,6 +189,34 @@ class GPTModule(LightningModule):
     def flops_per_token(self, length: int) -> int:
         """Operations of training on one token in sequences of ``length``, for ``Throughput``."""
         return flops_per_token(self.config, length)
+
+    # -- what others ask of the model --------------------------------------------------------------------------------
+
+    def outline(self) -> nn.Module:
+        """The network by the names that it has in a fit, without memory; call it under the meta device."""
+        return nn.ModuleDict({"gpt": GPT(self.config)})
+
+    def optimized(self, parts: Any) -> nn.Module:
+        """Of a module that is built, or its outline: what the optimizer's patterns name the parameters of."""
+        gpt: nn.Module = parts.gpt
+        return gpt
+
+    def describe(self) -> str:
+        """All options of the network in a line."""
+        return str(self.config)
+
+    def parameter_parts(self, parts: Any) -> dict[str, int]:
+        """Parameters of a module that is built, or its outline, by what they are of."""
+        return parameter_breakdown(self.config)
+
+    def meeting_problems(self, data: Any) -> list[str]:
+        """What keeps the model from training on these data, beside vocabulary and length."""
+        return []
+
+    @property
+    def begun_with(self) -> Path | None:
+        """The checkpoint that the GPT's weights come from; ``None``: they follow from ``seed_init``."""
+        return self.initial_weights
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -254,8 +291,7 @@ class GPTModule(LightningModule):
     # -- optimizer ---------------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Optimizer:
-        assert self.gpt is not None
-        optimizer = build_optimizer(self.gpt, self.optimizer_options, self.schedule.peak)
+        optimizer = build_optimizer(self.optimized(self), self.optimizer_options, self.schedule.peak)
         self._recipe_groups = recipe_values(optimizer)
         return optimizer
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import nn
 
-from lit_stable.callbacks import BatchSizeWarmup, EightBitAdam
+from lit_stable.callbacks import BatchSizeWarmup, EightBitAdam, LayerNormFreeze
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state_table
 from lit_stable.cli.check_batches import batches
@@ -20,8 +20,6 @@ from lit_stable.cli.published import NOTHING_PUBLISHED, Published
 from lit_stable.cli.trace import Row
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
-from lit_stable.model.formulas import parameter_breakdown, parameter_count
-from lit_stable.model.gpt import GPT
 from lit_stable.model.memory import memory_per_device
 from lit_stable.module import GPTModule
 from lit_stable.optim.build import optimizer_groups
@@ -67,16 +65,17 @@ def check(
     if problems:
         raise MisconfigurationException("\n".join(problems))
     with torch.device("meta"):
-        gpt = GPT(module.config)
-    plans = _plans(gpt, features)
+        outline = module.outline()
+    _freeze(outline, features)
+    plans = _plans(outline, features)
     sections = [
-        "\n".join(filter(None, [_model(module, gpt), published.line(module.config)])),
-        _groups(module, gpt),
+        "\n".join(filter(None, [_model(module, outline), published.line(module.config)])),
+        _groups(module, outline),
         batches(module, data, features, ranks, trainer["max_steps"]),
         reading(data, features, trainer["max_steps"]),
         *_states(plans),
-        _memory(module, data, devices, mesh, trainer, plans),
-        _checkpoints(module, features, checkpoints or Checkpoints(), trainer, plans),
+        _memory(module, outline, data, devices, mesh, trainer, plans),
+        _checkpoints(module, outline, features, checkpoints or Checkpoints(), trainer, plans),
         _schedule(module),
         *([milestones(rows)] if rows else []),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
@@ -97,25 +96,40 @@ def meeting_problems(
             data.setup("fit")
         except ValueError as error:
             problems.append(str(error))
-    return problems + data.model_problems(module.config.vocab_size, module.config.max_length)
+    problems += data.model_problems(module.config.vocab_size, module.config.max_length)
+    return problems + module.meeting_problems(data)
 
 
-def _model(module: GPTModule, gpt: GPT) -> str:
-    built = sum(p.numel() for p in gpt.parameters())
-    parts = ", ".join(f"{name} {human_count(n)}" for name, n in parameter_breakdown(module.config).items() if n)
-    return f"model: {module.config}\nparameters: {built:,} ({parts})"
+def _freeze(outline: nn.Module, features: Mapping[str, Callback]) -> None:
+    """Take the gradients from what a fit freezes for good."""
+    parameters = dict(outline.named_parameters())
+    for feature in features.values():
+        if isinstance(feature, LayerNormFreeze) and feature.action == "act":
+            for name in feature.frozen_for_good(outline):
+                parameters[name].requires_grad_(False)
 
 
-def _groups(module: GPTModule, gpt: GPT) -> str:
-    return audit(optimizer_groups(gpt, module.optimizer_options), gpt)
+def _model(module: GPTModule, outline: nn.Module) -> str:
+    built = _count(outline)
+    parts = ", ".join(f"{name} {human_count(n)}" for name, n in module.parameter_parts(outline).items() if n)
+    return f"model: {module.describe()}\nparameters: {built:,} ({parts})"
 
 
-def _plans(gpt: GPT, features: Mapping[str, Callback]) -> list[TensorPlan] | None:
+def _count(outline: nn.Module, trainable_only: bool = False) -> int:
+    return sum(p.numel() for p in outline.parameters() if p.requires_grad or not trainable_only)
+
+
+def _groups(module: GPTModule, outline: nn.Module) -> str:
+    network = module.optimized(outline)
+    return audit(optimizer_groups(network, module.optimizer_options), network)
+
+
+def _plans(outline: nn.Module, features: Mapping[str, Callback]) -> list[TensorPlan] | None:
     """How each tensor's moments are kept, where a feature keeps any in 8 bit; by the names that a fit has."""
     feature = next((f for f in features.values() if isinstance(f, EightBitAdam)), None)
     if feature is None:
         return None
-    return list(plan_states(nn.ModuleDict({"gpt": gpt}), feature.rules).values())
+    return list(plan_states(outline, feature.rules).values())
 
 
 def _states(plans: list[TensorPlan] | None) -> list[str]:
@@ -124,6 +138,7 @@ def _states(plans: list[TensorPlan] | None) -> list[str]:
 
 def _memory(
     module: GPTModule,
+    outline: nn.Module,
     data: TokenDataModule,
     devices: int,
     mesh: MeshOptions,
@@ -134,38 +149,41 @@ def _memory(
     stored = 2 if precision == "bf16-true" else 4
     strategy = trainer["strategy"]
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    shards = devices // mesh.replicate if name.lower().startswith("fsdp") else 1
     parts = memory_per_device(
         module.config,
         micro_batch=data.micro_batch,
         length=data.sequence_length,
-        shards=devices // mesh.replicate if name.lower().startswith("fsdp") else 1,
+        shards=shards,
         tensor_parallel=mesh.tensor_parallel,
         width=4 if precision == "32-true" else 2,
         stored=stored,
         recompute=module.recompute,
-        state_bytes=_state_bytes(module, plans, stored),
+        state_bytes=_state_bytes(module, outline, plans, stored),
         compiled=module.compile_option != "off",
     )
+    parts["weights"], parts["gradients"] = (stored * _count(outline, only) / shards for only in (False, True))
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"
 
 
 def _checkpoints(
     module: GPTModule,
+    outline: nn.Module,
     features: Mapping[str, Callback],
     checkpoints: Checkpoints,
     trainer: Mapping[str, Any],
     plans: list[TensorPlan] | None,
 ) -> str:
     stored = 2 if full_name(trainer["precision"]) == "bf16-true" else 4
-    size = stored * parameter_count(module.config) + _state_bytes(module, plans, stored)
+    size = stored * _count(outline) + _state_bytes(module, outline, plans, stored)
     return retention(checkpoints, module.schedule, features.values(), trainer["max_steps"], size)
 
 
-def _state_bytes(module: GPTModule, plans: list[TensorPlan] | None, stored: int) -> int:
+def _state_bytes(module: GPTModule, outline: nn.Module, plans: list[TensorPlan] | None, stored: int) -> int:
     if plans is not None:
         return sum(plan.num_bytes for plan in plans)
-    return module.optimizer_options.moments * stored * parameter_count(module.config)
+    return module.optimizer_options.moments * stored * _count(outline, trainable_only=True)
 
 
 def _schedule(module: GPTModule) -> str:

@@ -17,13 +17,9 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.cli.features import FEATURES
-from lit_stable.cli.patterns import optimizer_options, refuse_idle_patterns
+from lit_stable.cli.patterns import optimizer_options
 from lit_stable.cli.published import Published
-from lit_stable.data.datamodule import TokenDataModule
-from lit_stable.data.epochs import SampleOrder
-from lit_stable.data.repeats import MaskRepeats
-from lit_stable.data.sources import Source
-from lit_stable.data.weights import WeightSchedule
+from lit_stable.cli.systems import system_parts
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.tensor_parallel import tensor_parallel_problems
 from lit_stable.optim.schedule import LRSchedule
@@ -58,8 +54,6 @@ _REPLACED = {
     "fast_dev_run": "set --trainer.max_steps 2 instead",
     "overfit_batches": "the data are endless; give data.sources a small store",
 }
-
-_DATA_PARTS = {"order": SampleOrder, "weight_schedule": WeightSchedule, "mask_repeats": MaskRepeats}
 
 
 def _trainer_problems(trainer: Namespace) -> list[str]:
@@ -113,16 +107,14 @@ def _strategy_problems(strategy: Any) -> list[str]:
 
 def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Each part, after what its complaints lack in front to name the recipe's key."""
-    model, data = config["model"], config["data"].as_dict()
-    sources = {name: Source(**source) for name, source in data["sources"].items()}
+    model = config["model"]
     yield "", lambda: GPTConfig(**model["gpt"].as_dict())
     yield "model.", lambda: LRSchedule(**model["schedule"].as_dict())
     yield "model.", lambda: optimizer_options(model["optimizer"].as_dict())
     yield "", lambda: TrainingLoss(model["z_loss"])
     yield "", lambda: refuse_factor(model["gradient_predivide"])
-    yield "", lambda: refuse_idle_patterns(model["gpt"].as_dict(), model["optimizer"].as_dict())
-    parts = {key: None if data[key] is None else part(**data[key]) for key, part in _DATA_PARTS.items()}
-    yield "", lambda: TokenDataModule(**{**data, **parts, "sources": sources})
+    for part in system_parts(config):
+        yield "", part
     yield "", lambda: Published(**config["published"].as_dict())
     yield "", lambda: MeshOptions(**config["mesh"].as_dict())
     yield "", lambda: LossScale(**config["loss_scale"].as_dict())

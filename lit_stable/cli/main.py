@@ -34,6 +34,7 @@ from lit_stable.callbacks.fit_with_recovery import pending_target
 from lit_stable.callbacks.recovery_exit import RESTART, STOPPED, RecoveryStopped, Rewind
 from lit_stable.callbacks.run_control import STOPPED as ORDERED
 from lit_stable.cli.average import run_average
+from lit_stable.cli.caption import run_caption
 from lit_stable.cli.check import check
 from lit_stable.cli.check_devices import run_check_devices
 from lit_stable.cli.command import Command
@@ -53,9 +54,8 @@ from lit_stable.cli.published import Published
 from lit_stable.cli.recipe import expand_arguments
 from lit_stable.cli.replay import run_replay
 from lit_stable.cli.runs import run_runs
+from lit_stable.cli.systems import system_asked_for
 from lit_stable.cli.trace import Row, trace, write_trace
-from lit_stable.data.datamodule import TokenDataModule
-from lit_stable.module import GPTModule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import quiet_lightning, say
 from lit_stable.run.folder import checkpoint_step, checkpoints, find_checkpoint, newest_run_with_checkpoint
@@ -69,6 +69,7 @@ from lit_stable.strategies.launcher import launched_devices, recipe_devices
 from lit_stable.strategies.loss_scale import LossScale
 from lit_stable.strategies.mesh import MeshOptions
 from lit_stable.strategies.selection import select
+from lit_stable.systems import DEFAULT, SystemName, system
 
 FAILED, USAGE_ERROR = 1, 2
 _SIGNALLED = 128
@@ -88,6 +89,7 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "import": run_import,
     "generate": run_generate,
     "average": run_average,
+    "caption": run_caption,
 }
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -109,9 +111,10 @@ class LitStableCLI(LightningCLI):
         self._recovery: Recovery | None = None
         self._resumed: Path | None = None
         self._checkpoint: Path | None = None
+        chosen = system(system_asked_for(command.layers, command.typed))
         super().__init__(
-            GPTModule,
-            TokenDataModule,
+            chosen.module,
+            chosen.data,
             save_config_callback=None,  # the session stores the recipe, and never refuses a second one
             seed_everything_default=False,  # every random number is a function of a seed and a position
             trainer_defaults=TRAINER_DEFAULTS,
@@ -131,6 +134,8 @@ class LitStableCLI(LightningCLI):
         return {self._fit_like: {"model", "datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        kinds = "What is trained. gpt: a language model; vlm: one that learns to see."
+        parser.add_argument("--system", type=SystemName, default=DEFAULT, help=kinds)
         parser.add_class_arguments(RunOptions, "run")
         parser.add_class_arguments(Checkpoints, "checkpoints", instantiate=True)
         parser.add_class_arguments(Published, "published", instantiate=True)
@@ -212,6 +217,8 @@ class LitStableCLI(LightningCLI):
         trainer_config["logger"] = False if own_loggers else trainer_config["logger"]
         given = [*features.values(), *user_callbacks]
         callbacks = [*self._own_callbacks(own_loggers, given), *given]
+        self.model.runs = Path(self._get(self.config_init, "run").root)
+        self.model.is_continued = self._checkpoint is not None and not self._begins_with_weights
         self.trainer_options = trainer_config
         self.mesh, loss_scale = (self._get(self.config_init, name) for name in ("mesh", "loss_scale"))
         if self.command.name == "check":  # the recipe's devices need not be here
@@ -243,7 +250,7 @@ class LitStableCLI(LightningCLI):
 
     def _spine(self, given: list[Callback]) -> list[Callback]:
         """What every fit of a recipe computes with, wherever it is written down."""
-        data: TokenDataModule = self.datamodule
+        data = self.datamodule
         windows = AccumulationWindows(data.global_batch, data.micro_batch)
         return [
             Progress(),

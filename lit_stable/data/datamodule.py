@@ -190,6 +190,11 @@ class TokenDataModule(LightningDataModule):
         sizes = [store.num_windows(length) for store in self.opened.training.values()]
         return Mixture(names, weights, sizes, self.seed_data, self.order, as_reshuffles(settled))
 
+    def stream(self, **place: Any) -> TokenStream:
+        """The micro-batches of one rank, from a position on; ``place`` as ``TokenStream`` takes it."""
+        stores, options = list(self.opened.training.values()), {"mask_repeats": self.mask_repeats, **place}
+        return TokenStream(self.mixture(), stores, self.sequence_length, micro_batch=self.micro_batch, **options)
+
     # -- hooks -------------------------------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
@@ -226,15 +231,10 @@ class TokenDataModule(LightningDataModule):
         known = self.reshuffles or []
         settled = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped)
         self.reshuffles = with_rewinds(settled, progress.reshuffles)
-        stream = TokenStream(
-            self.mixture(),
-            list(self.opened.training.values()),
-            self.sequence_length,
+        stream = self.stream(
             start=progress.samples,
             dropped=progress.dropped,
-            micro_batch=self.micro_batch,
             window_at=getattr(ramp_of(trainer), "window_at", None),
-            mask_repeats=self.mask_repeats,
             rank=data_parallel_rank(trainer),
             size=ranks,
         )

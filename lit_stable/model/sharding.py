@@ -21,6 +21,8 @@ from lit_stable.model.init import init_module
 from lit_stable.model.norm import is_norm
 from lit_stable.model.tensor_parallel import split_block, split_ends, tensor_parallel_problems
 
+Compiled = Literal["off", "blocks", "whole"]
+
 FP32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
@@ -32,7 +34,7 @@ def build_gpt(
     mesh: DeviceMesh | None = None,
     tensor_mesh: DeviceMesh | None = None,
     policy: MixedPrecisionPolicy | None = None,
-    compile: Literal["off", "blocks", "whole"] = "off",
+    compile: Compiled = "off",
     fixed_shapes: bool = True,
     recompute: bool = False,
 ) -> GPT:

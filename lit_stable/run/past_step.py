@@ -20,6 +20,7 @@ from lit_stable.data.ledger import Ledger, Sample
 from lit_stable.data.stream import IGNORED, TokenStream
 from lit_stable.run.beginnings import Beginning, read_beginnings
 from lit_stable.run.branch import read_parent, stored_recipes
+from lit_stable.systems import DEFAULT, system
 
 
 class ReadSample(NamedTuple):
@@ -102,15 +103,10 @@ class PastStep:
                 return
 
     def _stream(self, rank: int) -> TokenStream:
-        return TokenStream(
-            self.data.mixture(),
-            list(self.data.opened.training.values()),
-            self.data.sequence_length,
+        return self.data.stream(
             start=self.consumed[0],
             dropped=self.beginning.dropped,
-            micro_batch=self.data.micro_batch,
             window_at=None if self._ramp is None else self._ramp.window_at,
-            mask_repeats=self.data.mask_repeats,
             rank=rank,
             size=self.beginning.ranks,
         )
@@ -143,7 +139,7 @@ def rebuilt_data(recipe: dict[str, Any]) -> TokenDataModule:
 def _rebuilt(recipe: dict[str, Any]) -> tuple[TokenDataModule, BatchSizeWarmup | None, SequenceLengthWarmup | None]:
     """The data module of a resolved recipe, and the features that change how much of it a step reads."""
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(TokenDataModule, "data")
+    parser.add_class_arguments(system(recipe.get("system", DEFAULT)).data, "data")
     parser.add_argument("--ramp", type=Optional[BatchSizeWarmup], default=None)  # noqa: UP045 - a runtime type
     parser.add_argument("--lengths", type=Optional[SequenceLengthWarmup], default=None)  # noqa: UP045
     found = {"ramp": _callback(recipe, BatchSizeWarmup), "lengths": _callback(recipe, SequenceLengthWarmup)}

@@ -16,7 +16,6 @@ from lit_stable import __version__
 from lit_stable.callbacks import Progress
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.description import describe_data
-from lit_stable.model.formulas import parameter_count
 from lit_stable.model.init import audit_init, format_audit
 from lit_stable.model.kernel_report import describe_attention
 from lit_stable.module import GPTModule
@@ -39,7 +38,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f"lit-stable {__version__}, torch {torch.__version__}",
         f"hardware: {trainer.world_size} x {hardware}; started by {describe_launcher()};"
         f" strategy {type(trainer.strategy).__name__}{layout(trainer)}; precision {trainer.precision}",
-        f"model: {parameter_count(module.config):,} parameters; {module.config}",
+        f"model: {sum(module.parameter_parts(module).values()):,} parameters; {module.describe()}",
         f"attention: {attention(trainer, module)}",
         f"dtypes: {dtypes(trainer, module)}",
         f"learning rate by {module.schedule.unit}: {schedule}",
@@ -94,8 +93,8 @@ def describe(callback: Any) -> str:
 def measured_init(module: GPTModule) -> str:
     """The initial weights measured against what the recipe declares; every tensor that is off, if any is."""
     assert module.gpt is not None
-    if module.initial_weights is not None:
-        return f"initial weights: those of {module.initial_weights}"
+    if module.begun_with is not None:
+        return f"initial weights: those of {module.begun_with}"
     rows = audit_init(((name, _whole(p)) for name, p in module.gpt.named_parameters()), module.config)
     wrong = sum(not row.ok for row in rows)
     line = f"initial weights: {len(rows)} tensors measured, {wrong} not as declared"

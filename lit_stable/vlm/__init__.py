@@ -1,5 +1,5 @@
 """A frozen language model that learns to see: gated cross-attention between its layers, trained on images and texts.
 
-Nothing outside of this folder and of `cli/systems.py` knows of it: the GPT, the data stream, the callbacks and the run
-on disk are those of a text run.
+Nothing outside of this folder knows of it but `systems.py`, by its name, and the command line. The GPT, the stream of
+data, the callbacks and the run on disk are those of a text run.
 """

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from lit_stable.cli.command import Command
-from lit_stable.cli.main import LitStableCLI
+from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import expand_arguments
 
 NEVER = 1_000_000

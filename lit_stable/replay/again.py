@@ -10,9 +10,10 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningCLI
 
-from lit_stable.callbacks import Recovery, RunControl
+from lit_stable.callbacks import RunControl
+from lit_stable.cli.beginning import Beginning
 from lit_stable.cli.command import Command
-from lit_stable.cli.main import LitStableCLI
+from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import expand_arguments
 from lit_stable.replay.step_watch import Replayed, StepWatch
 
@@ -35,8 +36,7 @@ class ReplayCLI(LitStableCLI):
         super().__init__(command)
 
     def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
-        self._checkpoint = self._from
-        self._recovery = next((c for c in given if isinstance(c, Recovery)), None)  # it brings its detectors along
+        self._begins = Beginning(self._from)
         control: RunControl = self._get(self.config_init, "control")
         control.folder, control.is_replay = self._run_folder, True
         return [*self._spine(given), control, self._watch]

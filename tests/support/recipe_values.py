@@ -12,7 +12,7 @@ import yaml
 
 from lit_stable.cli.command import Command
 from lit_stable.cli.directives import merge
-from lit_stable.cli.main import LitStableCLI
+from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import Layer, expand, expand_arguments, resolve_recipe
 from lit_stable.optim.budget import parse_budget
 from lit_stable.strategies import fsdp1, fsdp2

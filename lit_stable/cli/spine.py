@@ -1,0 +1,48 @@
+"""The callbacks that every fit of a recipe computes with, wherever it is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch import Callback
+
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    BatchSizeWarmup,
+    Detectors,
+    Events,
+    GradNorm,
+    Progress,
+    Recovery,
+    SafeCheckpoints,
+    StepSeed,
+    ValidateEverySteps,
+)
+from lit_stable.data.datamodule import TokenDataModule
+from lit_stable.run.loss_scale_watch import LossScaleWatch
+from lit_stable.run.masked_share import MaskedShare
+from lit_stable.run.surgery import Surgery
+
+
+def spine(data: TokenDataModule, validate_every: int, surgery: Surgery, given: Sequence[Callback]) -> list[Callback]:
+    """Counters, seeds, windows, the norm, saving and validating; ``given`` are those that the recipe names."""
+
+    def names(kind: type[Callback]) -> bool:
+        return any(isinstance(callback, kind) for callback in given)
+
+    windows = AccumulationWindows(data.global_batch, data.micro_batch)
+    return [
+        Progress(),
+        Events(),
+        StepSeed(data.seed_data),
+        # A batch-size warm-up opens the windows itself.
+        *([] if names(BatchSizeWarmup) else [windows]),
+        # The ladder climbs on what detectors find.
+        *([Detectors()] if names(Recovery) and not names(Detectors) else []),
+        GradNorm(),
+        *([] if data.mask_repeats is None else [MaskedShare()]),
+        ValidateEverySteps(validate_every),
+        SafeCheckpoints(),
+        surgery,
+        LossScaleWatch(),
+    ]

@@ -15,9 +15,9 @@ from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state
 from lit_stable.cli.check_batches import batches
 from lit_stable.cli.check_checkpoints import retention
 from lit_stable.cli.check_data import reading
-from lit_stable.cli.milestones import milestones
 from lit_stable.cli.published import NOTHING_PUBLISHED, Published
 from lit_stable.cli.trace import Row
+from lit_stable.cli.turning_points import turning_points
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.model.memory import memory_per_device
@@ -77,7 +77,7 @@ def check(
         _memory(module, outline, data, devices, mesh, trainer, plans),
         _checkpoints(module, outline, features, checkpoints or Checkpoints(), trainer, plans),
         _schedule(module),
-        *([milestones(rows)] if rows else []),
+        *([turning_points(rows)] if rows else []),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
     ]
     return "\n\n".join(sections)
@@ -189,5 +189,4 @@ def _state_bytes(module: GPTModule, outline: nn.Module, plans: list[TensorPlan] 
 def _schedule(module: GPTModule) -> str:
     schedule = module.schedule
     points = [f"  {p:>16,}  {format_lr(lr):>12}  {label}" for p, lr, label in schedule.milestones()]
-    warmup = f", warm-up {schedule.warmup_end:,} {schedule.warmup_unit}" if schedule.mixes_units else ""
-    return f"learning rate ({schedule.shape}) by {schedule.unit}{warmup}:\n" + "\n".join(points)
+    return f"learning rate ({schedule.shape}) by {schedule.describe_units()}:\n" + "\n".join(points)

@@ -90,6 +90,10 @@ class LRSchedule:
         """Whether warm-up and decay are counted in different units."""
         return self.warmup_unit not in (None, self.unit)
 
+    def describe_units(self) -> str:
+        """What it counts, and what the warm-up counts where that is something else."""
+        return self.unit + (f", warm-up {self.warmup_end:,} {self.warmup_unit}" if self.mixes_units else "")
+
     @cached_property
     def decay_end(self) -> int | None:
         """First progress at which the rate is ``floor``, in ``unit``; None where the decay has no end."""

@@ -41,7 +41,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f"model: {sum(module.parameter_parts(module).values()):,} parameters; {module.describe()}",
         f"attention: {attention(trainer, module)}",
         f"dtypes: {dtypes(trainer, module)}",
-        f"learning rate by {module.schedule.unit}: {schedule}",
+        f"learning rate by {module.schedule.describe_units()}: {schedule}",
         audit(trainer.optimizers[0].param_groups, module),
         *(describe_data(data) if isinstance(data, TokenDataModule) else []),
         "callbacks: " + "; ".join(map(describe, callbacks)),

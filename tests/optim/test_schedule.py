@@ -104,6 +104,7 @@ def test_a_warm_up_in_samples_goes_with_a_decay_in_tokens():
     assert schedule.milestones()[0] == (0, 1.0, "start")
     same = LRSchedule(peak=1.0, warmup=100, warmup_unit="tokens", horizon=40_000, unit="tokens")
     assert not same.mixes_units
+    assert (schedule.describe_units(), same.describe_units()) == ("tokens, warm-up 100 samples", "tokens")
     assert same.rate(Mark(1, 5, 50)) == 0.5
 
 

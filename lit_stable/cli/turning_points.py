@@ -12,16 +12,16 @@ _AS_BEFORE = 4.0  # times what it moved in the one before: the decay of a short 
 _MANY = 24
 
 
-def milestones(rows: Sequence[Row]) -> str:
+def turning_points(rows: Sequence[Row]) -> str:
     """A table: iteration, samples, tokens, and what is so from the next iteration on."""
-    found = sorted(_milestones(rows))
+    found = sorted(_turning_points(rows))
     shown = found if len(found) <= _MANY else [*found[: _MANY - 1], found[-1]]
     lines = [f"  {rows[n].iteration:>11,}  {rows[n].samples:>15,}  {rows[n].tokens:>19,}  {what}" for n, what in shown]
     more = [f"  ({len(found) - len(shown)} more; --trace FILE has every iteration)"] if len(found) > len(shown) else []
-    return "\n".join([f"milestones:\n  {'iteration':>11}  {'samples':>15}  {'tokens':>19}", *lines, *more])
+    return "\n".join([f"turning points:\n  {'iteration':>11}  {'samples':>15}  {'tokens':>19}", *lines, *more])
 
 
-def _milestones(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
+def _turning_points(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
     """(index of a row, what happens there)."""
     rates = [row.lr for row in rows]
     peak, last = rates.index(max(rates)), len(rows) - 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from lit_stable.callbacks import BatchSizeWarmup, GradClip, LROverride, SequenceLengthWarmup
-from lit_stable.cli.milestones import milestones
 from lit_stable.cli.trace import trace
+from lit_stable.cli.turning_points import turning_points
 from lit_stable.optim.schedule import LRSchedule, format_lr
 
 
 def table(*features, schedule, steps=1000):
     rows = list(trace(schedule, 0.1, 8, 64, features, steps))
-    head, columns, *lines = milestones(rows).splitlines()
-    assert (head, columns.split()) == ("milestones:", ["iteration", "samples", "tokens"])
+    head, columns, *lines = turning_points(rows).splitlines()
+    assert (head, columns.split()) == ("turning points:", ["iteration", "samples", "tokens"])
     found = [line.split(maxsplit=3) for line in lines]
     for iteration, samples, tokens, _ in found:
         row = rows[int(iteration.replace(",", "")) - 1]
@@ -51,7 +51,7 @@ def test_a_run_in_which_nothing_changes_has_a_beginning_and_an_end():
 def test_of_very_many_the_first_and_the_last_are_shown():
     stages = [{"from": n, "max_norm": float(n)} for n in range(1, 60)]
     rows = list(trace(LRSchedule(peak=1.0, shape="constant"), 0.1, 8, 64, [GradClip(9.0, schedule=stages)], 100))
-    lines = milestones(rows).splitlines()
+    lines = turning_points(rows).splitlines()
     assert len(lines) == 2 + 24 + 1
     assert "end, learning rate 1" in lines[-2]
     assert lines[-1] == "  (36 more; --trace FILE has every iteration)"

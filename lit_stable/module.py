@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_stable.callbacks import EffectiveLR, Progress, SequenceLengthWarmup
@@ -21,11 +21,11 @@ from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.callbacks.topology import data_parallel_size
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.documents import document_ids, find_separator
-from lit_stable.model.formulas import flops_per_token, parameter_breakdown
 from lit_stable.model.gpt import GPT
 from lit_stable.model.loss import sample_losses
 from lit_stable.model.same_model import model_changes, model_record
 from lit_stable.model.sharding import Compiled, build_gpt
+from lit_stable.model_facts import ModelFacts
 from lit_stable.optim.build import build_optimizer
 from lit_stable.optim.options import ADAMW, OptimizerOptions
 from lit_stable.optim.schedule import LRSchedule, resolve_conflict
@@ -40,7 +40,7 @@ from lit_stable.weights.beginning import begin_with
 _DECAY = "independent decay"  # name of our modifier
 
 
-class GPTModule(LightningModule):
+class GPTModule(ModelFacts):
     """Train a GPT on batches ``{"input_ids": (B, T), "labels": (B, T), "source": (B,)}``.
 
     The model is built in ``configure_model``, on its device, and sharded there when the strategy has a device mesh.
@@ -85,9 +85,8 @@ class GPTModule(LightningModule):
         z_loss: float = 0.0,
         gradient_predivide: float | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(gpt)
         refuse_factor(gradient_predivide)
-        self.config = gpt
         self.schedule = schedule
         self.optimizer_options = optimizer
         self.seed_init = seed_init
@@ -96,9 +95,6 @@ class GPTModule(LightningModule):
         self.training_loss = TrainingLoss(z_loss)
         self.gradient_predivide = gradient_predivide
         self.gpt: GPT | None = None
-        self.initial_weights: Path | None = None  # checkpoint that they come from instead of `seed_init`
-        self.runs = Path("runs")  # where other runs are found by their name
-        self.is_continued = False  # whether a whole checkpoint is loaded, so that nothing else needs to be
         self.inserted: tuple[str, ...] = ()  # norms that the checkpoint to be loaded may lack
         self.validation_losses = ValidationLosses()
         self.window_loss: Tensor | None = None  # mean loss of the last committed window, fp32, on the device
@@ -185,38 +181,6 @@ class GPTModule(LightningModule):
     def count_batch(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
         """(samples, tokens) of this rank's batch, for ``Progress``."""
         return batch["input_ids"].shape[0], batch["input_ids"].numel()
-
-    def flops_per_token(self, length: int) -> int:
-        """Operations of training on one token in sequences of ``length``, for ``Throughput``."""
-        return flops_per_token(self.config, length)
-
-    # -- what others ask of the model --------------------------------------------------------------------------------
-
-    def outline(self) -> nn.Module:
-        """The network by the names that it has in a fit, without memory; call it under the meta device."""
-        return nn.ModuleDict({"gpt": GPT(self.config)})
-
-    def optimized(self, parts: Any) -> nn.Module:
-        """Of a module that is built, or its outline: what the optimizer's patterns name the parameters of."""
-        gpt: nn.Module = parts.gpt
-        return gpt
-
-    def describe(self) -> str:
-        """All options of the network in a line."""
-        return str(self.config)
-
-    def parameter_parts(self, parts: Any) -> dict[str, int]:
-        """Parameters of a module that is built, or its outline, by what they are of."""
-        return parameter_breakdown(self.config)
-
-    def meeting_problems(self, data: Any) -> list[str]:
-        """What keeps the model from training on these data, beside vocabulary and length."""
-        return []
-
-    @property
-    def begun_with(self) -> Path | None:
-        """The checkpoint that the GPT's weights come from; ``None``: they follow from ``seed_init``."""
-        return self.initial_weights
 
     # -- steps -------------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def test_version_prints_the_block_for_a_bug_report(capsys):
         (
             "xyz",
             "lit-stable: xyz: is no subcommand; write one of fit, validate, test, prepare, diagnose, inspect,"
-            " dump-batch, replay, ctl, runs, export, import, generate, average, check, check-devices.\n",
+            " dump-batch, replay, ctl, runs, export, import, caption, generate, average, check, check-devices.\n",
         ),
         ("--config", "lit-stable: --config: options come after the subcommand; start with one of fit, validate"),
     ],

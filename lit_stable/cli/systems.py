@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from jsonargparse import Namespace
@@ -22,7 +23,7 @@ _DATA_PARTS = {"order": SampleOrder, "weight_schedule": WeightSchedule, "mask_re
 def system_asked_for(layers: Sequence[Layer], typed: Sequence[str]) -> str:
     """The name in recipes and options, before they are parsed: the last one counts."""
     names: list[str] = [layer.data["system"] for layer in layers if isinstance(layer.data.get("system"), str)]
-    for word, following in zip(typed, [*typed[1:], ""], strict=True):
+    for word, following in zip_longest(typed, typed[1:], fillvalue=""):
         if word == "--system" or word.startswith("--system="):
             names.append(word.partition("=")[2] or following)
     return names[-1] if names else DEFAULT

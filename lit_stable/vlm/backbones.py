@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lit_stable.data.corpus import BUILTIN_PREFIX
 from lit_stable.diagnosis.checkpoint_tensors import open_checkpoint
 from lit_stable.run.folder import checkpoints, find_checkpoint, newest_run_with_checkpoint
 from lit_stable.vlm.options import VisionOptions
@@ -28,8 +29,7 @@ def find_backbone(given: str, root: Path, key: str) -> Path:
     Raises:
         ValueError: when there is none; the sentence says how one is made.
     """
-    run = None if Path(given).exists() else newest_run_with_checkpoint(root, given)
-    if run is not None:
+    if (run := newest_run_with_checkpoint(root, given)) is not None:
         return checkpoints(run)[-1]
     try:
         return find_checkpoint(given, root, "")
@@ -63,8 +63,11 @@ def vision_weights(path: Path, options: VisionOptions) -> dict[str, Tensor]:
 def tokenizer_problems(path: Path, tokenizer: str) -> list[str]:
     """Why captions in a tokenizer's ids would be no text to the language model of a checkpoint, as far as it says."""
     data: dict[str, Any] = read_record(path).get("recipe", {}).get("data", {})
-    own = data.get("tokenizer")
-    if own is None or own == tokenizer or Path(tokenizer).is_file():
+    sources = data.get("sources", {}).values()
+    if not any(source["path"].startswith(BUILTIN_PREFIX) for source in sources):  # theirs lies beside their tokens
+        return []
+    own = data["tokenizer"]
+    if own == tokenizer or Path(tokenizer).is_file():
         return []
     remedy = "set it so" if own == "bytes" else "give the tokenizer.json beside its token stores"
     return [f"data.tokenizer={tokenizer}: the language model of {path} reads {own}; {remedy}."]

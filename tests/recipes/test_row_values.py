@@ -13,9 +13,20 @@ from row_values import CONTINUES, ROW_VALUES, RowValues
 
 from lit_stable.cli.recipe import resolve_recipe, shipped_recipes
 
-FOLDERS = ("bloomberggpt", "opt", "tr8", "tr8b_curriculum", "tr8b_bitsandbytes", "tr8b_embed_norm", "bloom", "sizes")
+FOLDERS = (
+    "bloomberggpt",
+    "opt",
+    "tr8",
+    "tr8b_curriculum",
+    "tr8b_bitsandbytes",
+    "tr8b_embed_norm",
+    "bloom",
+    "hf_vlm",
+    "sizes",
+)
 #: Fragments, and the whole recipe that they are laid over here.
 UNDER = {name: ["gpt_1b3"] for name in ROW_VALUES if name.startswith("sizes/") and name != "sizes/llama_8b"}
+UNDER |= {name: ["hf_vlm/captions"] for name in ("hf_vlm/language_shape", "hf_vlm/pairs")}
 
 
 def expected(rows: RowValues) -> Iterator[tuple[str, str, Any]]:

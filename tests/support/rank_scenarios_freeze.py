@@ -13,6 +13,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from rank_scenarios import NaNGradient, fit2, main, scenario, shared_folder
 from tiny_fit import TinyData
 from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, whole_weights
+from tiny_vlm_run import FROZEN, PairData, vlm_module
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -47,6 +48,23 @@ def ranks_agree(weights: dict[str, torch.Tensor]) -> bool:
     gathered: list[Any] = [None, None]
     dist.all_gather_object(gathered, weights)
     return equal_bits(*gathered)
+
+
+@scenario
+def vlm_fsdp2() -> dict[str, Any]:
+    """New blocks between the layers of a frozen model, sharded apart from it; straight, and resumed in mid-window."""
+    folder, watch, options = shared_folder(), WeightsBySteps(), {"qk_norm": "rmsnorm"}
+    callbacks = (LayerNormFreeze(FROZEN), watch, SaveEveryMicroBatch(folder, only=[5]))
+    straight = fit2("fsdp2", steps=STEPS, module=vlm_module(**options), data=PairData(), callbacks=callbacks)
+    path = folder / "m5.ckpt"
+    other = {"module": vlm_module(**options), "data": PairData(), "callbacks": (LayerNormFreeze(FROZEN),)}
+    again = fit2("fsdp2", steps=STEPS, ckpt_path=path, **other)
+    return {
+        "moved": watch.moved(),
+        "ranks_agree": ranks_agree(straight.weights),
+        "rows": straight.rows,
+        "resumed": equal_bits(again.weights, straight.weights) and again.rows == straight.rows[-len(again.rows) :],
+    }
 
 
 def _gpt(strategy: str, rules: list[Any]) -> dict[str, Any]:

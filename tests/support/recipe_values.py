@@ -14,8 +14,10 @@ from lit_stable.cli.command import Command
 from lit_stable.cli.directives import merge
 from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import Layer, expand, expand_arguments, resolve_recipe
+from lit_stable.cli.systems import system_asked_for
 from lit_stable.optim.budget import parse_budget
 from lit_stable.strategies import fsdp1, fsdp2
+from lit_stable.systems import DEFAULT
 
 #: Dictionaries that are one value: their keys are the user's.
 WHOLE = ("data.order.reshuffle", "model.gpt.init_overrides")
@@ -74,7 +76,7 @@ def same(here: Any, there: Any) -> bool:
 
 
 @functools.cache
-def _parser() -> Any:
+def _parser(system: str = DEFAULT) -> Any:
     fsdp1.register_strategies()
     fsdp2.register_strategies()
 
@@ -85,14 +87,19 @@ def _parser() -> Any:
         def _run_subcommand(self, subcommand: str) -> None:
             pass
 
-    words = ["--config", "quickstart"]
+    words = ["--system", system]
     return Parsing(Command("check", words, *expand_arguments(words)))._subcommand_parsers["fit"]
 
 
 @functools.cache
 def parsed(*names: str) -> Any:
     """The namespace of recipes laid over each other, each wrong key or value an error."""
-    return _parser().parse_args(_arguments(names))
+    return _parser_of(names).parse_args(_arguments(names))
+
+
+def _parser_of(names: tuple[str, ...]) -> Any:
+    layers = expand_arguments([word for name in names for word in ("--config", name)]).layers
+    return _parser(system_asked_for(layers, []))
 
 
 def _arguments(names: tuple[str, ...]) -> list[str]:
@@ -103,15 +110,15 @@ def _arguments(names: tuple[str, ...]) -> list[str]:
 def resolved(*names: str) -> dict[str, Any]:
     """The same as plain data, defaults included, with the sources that the recipe names, on disk or not."""
     with patch("lit_stable.cli.directives.stood_in", lambda *_: ({}, [])):
-        namespace = _parser().parse_args(_arguments(names))
-    data: dict[str, Any] = yaml.safe_load(_parser().dump(namespace, skip_unset=False, skip_validation=True))
+        namespace = _parser_of(names).parse_args(_arguments(names))
+    data: dict[str, Any] = yaml.safe_load(_parser_of(names).dump(namespace, skip_unset=False, skip_validation=True))
     return data
 
 
 @functools.cache
 def built(*names: str) -> Any:
     """The same as objects: ``model``, ``data``, ``stability``."""
-    return _parser().instantiate(parsed(*names))
+    return _parser_of(names).instantiate(parsed(*names))
 
 
 def instantiated(*words: str) -> Any:

@@ -437,6 +437,113 @@ OPT: dict[str, RowValues] = {
     "opt/12_sgd": {"O37": {OPTIMIZER + "name": "sgd"}},
 }
 
+# -- the Hugging Face VLM ---------------------------------------------------------------------------------------------
+
+GATED, VISION = "model.gated.", "model.vision."
+FREEZE = "stability.layer_norm_freeze.rules"
+
+
+def digits(samples: int, length: int) -> dict[str, Any]:
+    values = {"path": "builtin:digits", "tokenizer": "bytes", "sequence_length": length}
+    sizes = {"micro_batch": samples, "global_batch": samples}
+    return {f"data.{name}": value for name, value in {**values, **sizes}.items()}
+
+
+def eyes(layers: int, heads: int, width: int, **more: Any) -> dict[str, Any]:
+    sizes = {"n_layer": layers, "n_head": heads, "d_model": width, **more}
+    return {VISION + name: value for name, value in sizes.items()}
+
+
+def steps(peak: float, floor: float, total: int, validate: int, save: int) -> dict[str, Any]:
+    ends = {"trainer.max_steps": total, "validate_every": validate, "checkpoints.every_steps": save}
+    return {**rates(peak, floor, 40, total, "steps"), **ends}
+
+
+ON_CPU = {"trainer.accelerator": "cpu", "trainer.devices": 1, CLIP + "max_norm": 1.0}
+LANGUAGE = shape(4, 4, 96, 257, max_length=64)
+IMAGES = {**eyes(2, 4, 64, image_size=8, channels=1, patch=2), **digits(32, 32), "system": "vlm"}
+
+#: The document gives no sizes and no values but the switches themselves; the rest is ours.
+HF_VLM: dict[str, RowValues] = {
+    "hf_vlm/language_shape": {"V01": LANGUAGE},
+    "hf_vlm/language": {
+        "V01": LANGUAGE,
+        "ours": {
+            **steps(3e-3, 3e-4, 400, 200, 400),
+            **ON_CPU,
+            **KEEP,
+            "data.sources.stdlib.path": "builtin:python-stdlib",
+            "data.tokenizer": "bytes",
+            "data.sequence_length": 64,
+            "data.micro_batch": 32,
+            "data.global_batch": 32,
+            "data.num_workers": 0,
+            "data.validation_windows": 100,
+        },
+    },
+    "hf_vlm/pairs": {"V01": IMAGES, "ours": ON_CPU},
+    "hf_vlm/vision": {
+        "V01": eyes(2, 4, 64, run=None),
+        "ours": {
+            **shape(1, 4, 64, 257, max_length=8),
+            **steps(3e-3, 3e-4, 800, 200, 400),
+            **digits(64, 8),
+            "data.words": "names",
+        },
+    },
+    "hf_vlm/captions": {
+        "V01": {
+            **LANGUAGE,
+            **IMAGES,
+            FREEZE: [{"modules": ["gpt", "sight.vision"], "norms": "with"}],
+            "model.language": "language",
+            VISION + "run": "vision",
+            GATED + "every": 1,
+        },
+        "V06": {GATED + "first": 0},
+        "V11": {GATED + "qk_norm": "none"},
+        "V14": {GATED + "norm": "layernorm"},
+        "V07": {GATED + "norm_position": "pre"},
+        "V15": {GATED + "bias": True},
+        "V08": {"model.z_loss": 0.0},
+        "ours": {**steps(2e-3, 2e-4, 600, 200, 200), **ON_CPU},
+    },
+    "hf_vlm/captions_bf16": {"V01": {"trainer.precision": "bf16-mixed", "trainer.accelerator": "auto"}},
+    "hf_vlm/language_bf16": {
+        "V04": {**LANGUAGE, "trainer.precision": "bf16-mixed", "trainer.max_steps": 500},
+    },
+    "hf_vlm/heavier_decay": {"V05": {OPTIMIZER + "weight_decay": 1.0}},
+    "hf_vlm/pretrained_first": {"V06": {GATED + "first": 1}},
+    "hf_vlm/output_norms": {"V07": {GATED + "norm_position": "sandwich"}},
+    "hf_vlm/z_loss": {"V08": {"model.z_loss": 1e-4}},
+    "hf_vlm/adam": {"V09": {OPTIMIZER + "betas": [0.9, 0.999], OPTIMIZER + "eps": 1e-6}},
+    "hf_vlm/qk_layernorm": {"V11": {GATED + "qk_norm": "layernorm"}},
+    "hf_vlm/qk_rmsnorm": {"V11": {GATED + "qk_norm": "rmsnorm"}},
+    "hf_vlm/qk_l2": {"V12": {GATED + "qk_norm": "l2", GATED + "qk_l2_scale": "learned"}},
+    "hf_vlm/unfreeze_norms": {
+        "V13": {
+            FREEZE: [
+                {"modules": ["gpt", "sight.vision"], "norms": "except"},
+                {"modules": ["sight.vision"], "norms": "only"},
+                {"modules": ["gpt"], "norms": "only", "stop": 200},
+            ]
+        }
+    },
+    "hf_vlm/rmsnorm": {"V14": {GATED + "norm": "rmsnorm", GATED + "qk_norm": "none"}},
+    "hf_vlm/no_bias": {"V15": {GATED + "bias": False}},
+    "hf_vlm/what_worked": {
+        "V11": {GATED + "qk_norm": "rmsnorm"},
+        "V14": {GATED + "norm": "rmsnorm"},
+        "V15": {GATED + "bias": False},
+    },
+    "hf_vlm/language_wide": {"V17": {GPT + "n_layer": 2, GPT + "d_model": 128}},
+    "hf_vlm/other_language": {
+        "V17": {GPT + "n_layer": 2, GPT + "d_model": 128, "model.language": "language_wide", VISION + "run": "vision"}
+    },
+    "hf_vlm/vision_large": {"V18": eyes(4, 4, 96, run=None)},
+    "hf_vlm/larger_vision": {"V18": {**eyes(4, 4, 96, run="vision_large"), "model.language": "language"}},
+}
+
 # -- sizes ------------------------------------------------------------------------------------------------------------
 
 
@@ -502,7 +609,7 @@ SIZES: dict[str, RowValues] = {
     },
 }
 
-ROW_VALUES: dict[str, RowValues] = {**TR8, **TR8B, **BLOOMBERG, **OPT, **SIZES}
+ROW_VALUES: dict[str, RowValues] = {**TR8, **TR8B, **BLOOMBERG, **OPT, **HF_VLM, **SIZES}
 
 #: Where a run goes on from another one, as the header of its recipe says it: row and checkpoint.
 CONTINUES: dict[str, tuple[str, str]] = {
@@ -527,4 +634,5 @@ CONTINUES: dict[str, tuple[str, str]] = {
     "tr8b_embed_norm/exp7": ("E07", "tr8b_embed_norm-exp2@16800"),
     "tr8b_embed_norm/control_1b3_again": ("E09", "control_1b3@48984"),
     "tr8b_bitsandbytes/exp6": ("N12", "tr8b_bitsandbytes-exp5@12000"),
+    "hf_vlm/language_bf16": ("V04", "language@400"),
 }

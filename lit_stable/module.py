@@ -95,7 +95,7 @@ class GPTModule(ModelFacts):
         self.training_loss = TrainingLoss(z_loss)
         self.gradient_predivide = gradient_predivide
         self.gpt: GPT | None = None
-        self.inserted: tuple[str, ...] = ()  # norms that the checkpoint to be loaded may lack
+        self.operations: tuple[str, ...] = ()  # done to the model of the checkpoint to be loaded, see `Surgery`
         self.validation_losses = ValidationLosses()
         self.window_loss: Tensor | None = None  # mean loss of the last committed window, fp32, on the device
         self.sample_losses: tuple[Tensor, Tensor, Tensor] | None = None  # what `SourceLoss` reads
@@ -145,7 +145,7 @@ class GPTModule(ModelFacts):
     def begin_with(self, path: Path) -> None:
         """Take the weights of a checkpoint of the network that is built."""
         assert self.gpt is not None
-        for line in begin_with(self, self.gpt, path, self.inserted):
+        for line in begin_with(self, self.gpt, path, self.operations):
             rank_zero_info(f"model.{line}")
 
     def _what_is_compiled(self, device: torch.device) -> Compiled:
@@ -282,7 +282,7 @@ class GPTModule(ModelFacts):
                 rank_zero_info(f"model.{line} (on_conflict: {self.schedule.on_conflict})")
 
     def _compare_models(self, stored: Mapping[str, Any]) -> None:
-        problems, lines = model_changes(self.config, stored, self.inserted) if stored else ([], [])
+        problems, lines = model_changes(self.config, stored, self.operations) if stored else ([], [])
         if problems:
             raise MisconfigurationException("\n".join(problems))
         for line in lines:

@@ -22,6 +22,7 @@ from tiny_gpt_run import (
     MICRO_BATCH,
     VOCAB,
     NumberedData,
+    SaveEveryMicroBatch,
     equal_bits,
     fit,
     sample,
@@ -430,6 +431,18 @@ def test_an_option_that_may_change_is_said(checkpoint, caplog):
     with said(caplog):
         fit(steps=3, module=other_model(dropout=0.1), ckpt_path=checkpoint)
     assert "model.gpt.dropout 0.0 -> 0.1 (recipe)" in caplog.messages
+
+
+@pytest.mark.parametrize("change", [{"head_fp32": True}, {"attention_scale": "pre_sqrt"}], ids=str)
+def test_the_head_and_the_place_of_the_scale_may_change_in_mid_run_which_is_another_rounding(change, tmp_path, caplog):
+    options = {"steps": 3, "precision": "bf16-mixed", "attention_kernel": "explicit", "n_head": 4}
+    straight = fit(callbacks=(SaveEveryMicroBatch(tmp_path, only=(4,)),), **options)
+    with said(caplog):
+        changed = fit(ckpt_path=tmp_path / "m4.ckpt", **options, **change)
+    ((name, value),) = change.items()
+    assert any(f"model.gpt.{name} " in line and f"-> {value} (recipe)" in line for line in caplog.messages)
+    torch.testing.assert_close(torch.tensor(changed.rows), torch.tensor(straight.rows[1:]), rtol=2e-2, atol=1e-3)
+    assert changed.rows != straight.rows[1:]
 
 
 # -- validation ------------------------------------------------------------------------------------------------------

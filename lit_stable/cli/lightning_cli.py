@@ -164,13 +164,13 @@ class LitStableCLI(LightningCLI):
 
     def _surgery(self) -> Surgery:
         options: SurgeryOptions = self._get(self.config_init, "surgery")
-        if options.insert and self._begins.checkpoint is None and self.command.name == "fit":
+        if options.operations and self._begins.checkpoint is None and self.command.name == "fit":
             raise ValueError(
-                f"surgery.insert={options.insert}: is done on a checkpoint; give --ckpt_path, or leave it away: a new"
-                " run has the norm from the start."
+                f"{options.asked}: is done on a checkpoint; give --ckpt_path, or leave it away: a new run has what"
+                " model.gpt says from the start."
             )
         if self._begins.weights_alone:
-            self.model.inserted = tuple(options.insert)
+            self.model.operations = tuple(options.operations)
         return Surgery(options)
 
     # -- running -----------------------------------------------------------------------------------------------------

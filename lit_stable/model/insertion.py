@@ -1,4 +1,4 @@
-"""Norms that were put into a model after it was trained without them, and how to take them out of sight for a load."""
+"""What may be done to a model that was trained otherwise, and how to take inserted norms out of sight for a load."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
 
 Insertion = Literal["qk_norm", "embed_norm"]
+Swap = Literal["activation"]
+
+#: Values of `mlp` between which the matrices of an MLP mean the same to it, up to the function of one number.
+POINTWISE = ("gelu", "gelu_tanh", "relu")
 
 #: What else may be otherwise with a norm that was not there: options that nothing read before, or read from now on.
 MAY_CHANGE_WITH: dict[str, tuple[str, ...]] = {
     "qk_norm": ("qk_norm", "qk_l2_scale", "attention_scale"),
     "embed_norm": ("embed_norm", "embed_scale"),  # the norm takes the scale out again
+    "activation": ("mlp",),
 }
 
 
@@ -28,10 +33,16 @@ def has_norm(what: str, options: Mapping[str, Any]) -> bool:
     return bool(options.get("embed_norm", False) or options.get("stable_embedding", False))
 
 
-def missing_norms(config: GPTConfig, stored: Mapping[str, Any]) -> list[str]:
-    """Which norms a model has, and the one whose options are stored had not."""
+def operations_between(config: GPTConfig, stored: Mapping[str, Any]) -> list[str]:
+    """What is to be done to the model whose options are stored: norms that it had not, another activation."""
     own = {"qk_norm": config.qk_norm, "embed_norm": config.has_embed_norm}
-    return [what for what in MAY_CHANGE_WITH if has_norm(what, own) and not has_norm(what, stored)]
+    missing = [what for what in own if has_norm(what, own) and not has_norm(what, stored)]
+    return [*missing, *(["activation"] if is_swap(stored.get("mlp", GPTConfig.mlp), config.mlp) else [])]
+
+
+def is_swap(old: str, new: str) -> bool:
+    """Whether two different values of `mlp` differ in the function of one number alone."""
+    return old != new and old in POINTWISE and new in POINTWISE
 
 
 @contextmanager

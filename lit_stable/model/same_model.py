@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lit_stable.model.config import GPTConfig
-from lit_stable.model.insertion import MAY_CHANGE_WITH, has_norm
+from lit_stable.model.insertion import MAY_CHANGE_WITH, has_norm, is_swap
 
 # What a run may change on its way: what is done while training, how weights once began, and what only adds or bounds.
 _FREE = {
@@ -31,21 +31,21 @@ def model_record(config: GPTConfig) -> dict[str, Any]:
 
 
 def model_changes(
-    config: GPTConfig, stored: Mapping[str, Any], inserted: Sequence[str] = ()
+    config: GPTConfig, stored: Mapping[str, Any], operated: Sequence[str] = ()
 ) -> tuple[list[str], list[str]]:
     """What differs between a model and the record of another: sentences of refusal, and lines about what may differ.
 
     Sizes that are seen in shapes are left out.
 
-    An option that the record does not know was not there: its weights were trained with the default. A norm that is
-    ``inserted`` on purpose may differ.
+    An option that the record does not know was not there: its weights were trained with the default. What is
+    ``operated`` on, on purpose, may differ.
     """
-    free = _FREE.union(*(MAY_CHANGE_WITH[what] for what in inserted))
+    free = _FREE.union(*(MAY_CHANGE_WITH[what] for what in operated))
     known = {**model_record(GPTConfig()), **stored}
     changed = {name: value for name, value in model_record(config).items() if _plain(known[name]) != _plain(value)}
     problems = [
         f"model.gpt.{name}={value}: the checkpoint is of a model with {known[name]}, and its weights would mean"
-        f" something else here; set it back,{_remedy(name, known)} or begin a new run."
+        f" something else here; set it back,{_remedy(name, value, known)} or begin a new run."
         for name, value in changed.items()
         if name not in free | _IN_SHAPES and not _neutral(name, known[name], value)
     ]
@@ -53,8 +53,10 @@ def model_changes(
     return problems, lines
 
 
-def _remedy(name: str, stored: Mapping[str, Any]) -> str:
-    can_be_inserted = name in MAY_CHANGE_WITH and not has_norm(name, stored)
+def _remedy(name: str, value: Any, stored: Mapping[str, Any]) -> str:
+    if name == "mlp" and is_swap(stored[name], value):
+        return " swap it by surgery: {swap: [activation]},"
+    can_be_inserted = name in ("qk_norm", "embed_norm") and not has_norm(name, stored)
     return f" insert the norm by surgery: {{insert: [{name}]}}," if can_be_inserted else ""
 
 

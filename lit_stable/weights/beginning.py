@@ -14,19 +14,20 @@ from torch.distributed.tensor import DTensor
 from lit_stable.callbacks.checkpoint_contents import CheckpointError, refuse_other_model, stored_shapes
 from lit_stable.callbacks.checkpoint_files import damage
 from lit_stable.model.gpt import GPT
-from lit_stable.model.insertion import missing_norms, out_of_sight
+from lit_stable.model.insertion import operations_between, out_of_sight
 from lit_stable.model.same_model import model_changes
 from lit_stable.weights.stored_model import read_record
 
 
-def begin_with(module: nn.Module, gpt: GPT, path: Path, insert: Sequence[str] = ()) -> list[str]:
+def begin_with(module: nn.Module, gpt: GPT, path: Path, operations: Sequence[str] = ()) -> list[str]:
     """Fill a module, sharded or whole, with the weights of a checkpoint; all ranks call it.
 
     Args:
         module: With the names that the checkpoint has: a ``GPTModule``.
         gpt: The model in it.
         path: File, or folder of a sharded checkpoint.
-        insert: Norms that the checkpoint may lack; they keep the weights that they have.
+        operations: Norms that the checkpoint may lack, which keep the weights that they have; ``activation`` where the
+            checkpoint's may be another.
 
     Returns:
         A line for each option that is not the checkpoint's, and may be another.
@@ -37,11 +38,11 @@ def begin_with(module: nn.Module, gpt: GPT, path: Path, insert: Sequence[str] = 
     if phrase := damage(path):
         raise CheckpointError(f"{phrase}; begin with another checkpoint.")
     stored = read_record(path).get("model", {})
-    inserted = [what for what in missing_norms(gpt.config, stored) if what in insert]
-    problems, lines = model_changes(gpt.config, stored, inserted) if stored else ([], [])
+    due = [what for what in operations_between(gpt.config, stored) if what in operations]
+    problems, lines = model_changes(gpt.config, stored, due) if stored else ([], [])
     if problems:
         raise CheckpointError("\n".join(problems))
-    with out_of_sight(gpt, [], inserted):
+    with out_of_sight(gpt, [], due):
         refuse_other_model(path, stored_shapes(path, weights_only=True, needs_optimizer=False), module, strict=True)
         fill = _fill_from_folder if path.is_dir() else _fill_from_file
         fill(module, path)

@@ -9,7 +9,7 @@ from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
 from lit_stable.model.init import initialise
-from lit_stable.model.insertion import inserted_names, missing_norms, out_of_sight
+from lit_stable.model.insertion import inserted_names, operations_between, out_of_sight
 from lit_stable.model.same_model import model_record
 from lit_stable.optim.build import build_optimizer
 from lit_stable.optim.options import OptimizerOptions, PatternOptions
@@ -26,13 +26,13 @@ def built(**options):
 
 def test_which_norms_are_missing():
     with_both, plain = GPTConfig(**SHAPE, **NORMS), GPTConfig(**SHAPE)
-    assert missing_norms(with_both, model_record(plain)) == ["qk_norm", "embed_norm"]
-    assert missing_norms(with_both, {}) == ["qk_norm", "embed_norm"]
-    assert missing_norms(with_both, model_record(with_both)) == []
-    assert missing_norms(plain, model_record(with_both)) == []
+    assert operations_between(with_both, model_record(plain)) == ["qk_norm", "embed_norm"]
+    assert operations_between(with_both, {}) == ["qk_norm", "embed_norm"]
+    assert operations_between(with_both, model_record(with_both)) == []
+    assert operations_between(plain, model_record(with_both)) == []
     stable = GPTConfig(**SHAPE, stable_embedding=True)
-    assert missing_norms(stable, model_record(plain)) == ["embed_norm"]
-    assert missing_norms(GPTConfig(**SHAPE, qk_norm="rmsnorm"), model_record(with_both)) == []  # another kind
+    assert operations_between(stable, model_record(plain)) == ["embed_norm"]
+    assert operations_between(GPTConfig(**SHAPE, qk_norm="rmsnorm"), model_record(with_both)) == []  # another kind
 
 
 def test_names():

@@ -62,6 +62,8 @@ def test_the_sentence_names_both_values():
 @pytest.mark.parametrize(
     ("old", "new", "lines"),
     [
+        ({}, {"head_fp32": True}, ["gpt.head_fp32 False -> True (recipe)"]),
+        ({}, {"attention_scale": "pre_sqrt"}, ["gpt.attention_scale post -> pre_sqrt (recipe)"]),
         ({"dropout": 0.1}, {}, ["gpt.dropout 0.1 -> 0.0 (recipe)"]),
         ({}, {"attention_soft_cap": 50.0}, ["gpt.attention_soft_cap None -> 50.0 (recipe)"]),
         ({}, {"d_ff": 128, "n_kv_head": 4}, []),  # what the defaults come to
@@ -73,6 +75,15 @@ def test_the_sentence_names_both_values():
 )
 def test_what_may_change_is_said(old, new, lines):
     assert changes(old, new) == ([], lines)
+
+
+def test_another_activation_is_a_swap_on_purpose():
+    relu = dataclasses.replace(TINY, mlp="relu")
+    (refused,), _ = model_changes(relu, model_record(TINY))
+    assert "set it back, swap it by surgery: {swap: [activation]}, or begin" in refused
+    assert model_changes(relu, model_record(TINY), ["activation"]) == ([], ["gpt.mlp gelu -> relu (recipe)"])
+    swiglu = dataclasses.replace(TINY, mlp="swiglu")
+    assert "surgery" not in model_changes(swiglu, model_record(TINY))[0][0]
 
 
 def test_an_option_that_the_record_does_not_know_was_at_its_default():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ def toys(tmp_path_factory):
     return Rehearsal(tmp_path_factory.mktemp("rehearsals"))
 
 
-def test_another_rate_and_a_reshuffle(toys):
-    """v1.1 of BloombergGPT from 10.8k of v1.0: step 9 of the toy."""
+def test_another_rate_and_a_reshuffle_and_an_fp32_head(toys):
+    """v1.1 and v1.3 of BloombergGPT from 10.8k of v1.0: step 9 of the toy."""
     toys.fit("bloomberggpt/v1.0", 11)
     said = toys.fit("bloomberggpt/v1.1", 11, "--ckpt_path", "v1.0-tiny@9")
     assert "stability.lr_override: None -> LROverride(" in said
@@ -59,6 +60,21 @@ def test_another_rate_and_a_reshuffle(toys):
     assert after[max(after)] == pytest.approx(0.8 * before[max(after)], rel=1e-5)
     weights = [toys.state(f"bloomberggpt/v1.{n}", 11)["state_dict"]["gpt.wte.weight"] for n in (0, 1)]
     assert not torch.equal(*weights)
+    assert "gpt.head_fp32: False -> True" in toys.fit("bloomberggpt/v1.3", 11, "--ckpt_path", "v1.0-tiny@9")
+    head, headless = (toys.state(f"bloomberggpt/v1.{n}", 11)["state_dict"] for n in (3, 0))
+    assert head.keys() == headless.keys()  # and in fp32, as toys are, the same numbers
+
+
+def test_relu_in_place_of_gelu_and_a_scale_before_the_product(toys):
+    """OPT's run 11.10 out of run 11, in mid-run."""
+    toys.fit("opt/11", 3, "--trainer.precision", "16-mixed")
+    said = toys.fit("opt/11.10", 4, "--trainer.precision", "16-mixed", "--ckpt_path", "11-tiny@3")
+    assert "gpt.mlp: gelu -> relu" in said
+    assert "gpt.attention_scale: post -> pre_sqrt" in said
+    event = json.loads((toys.folder("opt/11.10") / "events.jsonl").read_text().splitlines()[0])
+    assert (event["kind"], event["step"], event["evidence"]["swapped"]) == ("surgery", 4, "gelu -> relu")
+    steps = {int(state["step"]) for state in toys.state("opt/11.10", 4)["optimizer_states"][0]["state"].values()}
+    assert max(steps) == 4
 
 
 def test_data_left_out_then_a_reset_of_the_optimizer(toys):

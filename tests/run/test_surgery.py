@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,27 @@ def test_unit_length_and_a_stable_embedding_are_inserted_with_what_a_new_run_has
     assert len(counts) == 3
 
 
+@pytest.mark.parametrize("strategy", ["auto", "fsdp2"])
+def test_an_activation_is_swapped_under_weights_and_moments_that_stay(checkpoints, strategy, tmp_path):
+    options = SurgeryOptions(swap=["activation"], rewarmup=2)
+    plain = {"qk_norm": "none", "embed_norm": False}
+    with pytest.raises(MisconfigurationException, match=r"mlp=relu: .* swap it by surgery: \{swap: \[activation\]\}"):
+        operated(checkpoints[strategy], strategy, SurgeryOptions(BOTH), mlp="relu")
+    run, look = operated(checkpoints[strategy], strategy, options, tmp_path, mlp="relu", **plain)
+    stored = open_model(checkpoints[strategy])
+    for name in stored.names():
+        assert torch.equal(look.weights[f"gpt.{name}"], stored.read(name))
+    assert set(look.counts.values()) == {BEFORE}
+    assert look.factors == [0.0, 0.5, 1.0, 1.0]
+    relu = build_model(replace(stored, config=replace(stored.config, mlp="relu")))
+    tokens = torch.stack([sample(number) for number in range(8 * BEFORE, 8 * BEFORE + 8)])
+    sums, counts = sample_losses(relu(tokens[:, :-1]), tokens[:, 1:])
+    assert run.rows[0][1] == pytest.approx(float(sums.sum() / counts.sum()), rel=1e-6)
+    resumed, again = operated(within(tmp_path), strategy, SurgeryOptions(), mlp="relu", **plain)
+    assert equal_bits(resumed.weights, run.weights)
+    assert again.factors == [1.0, 1.0]
+
+
 def test_nothing_is_taken_out_and_no_kind_is_exchanged(tmp_path):
     path = before(tmp_path, **{k: v for k, v in NORMS.items() if k != "bias"})
     for changes, text in (
@@ -188,6 +210,10 @@ def test_options_out_of_range_and_idle_ones_are_refused():
         SurgeryOptions(rewarmup=-1)
     with pytest.raises(ValueError, match=r"names a norm twice"):
         SurgeryOptions(["qk_norm", "qk_norm"])
+    with pytest.raises(ValueError, match=r"surgery\.swap=\['activation', 'activation'\]: names it twice"):
+        SurgeryOptions(swap=["activation", "activation"])
+    with pytest.raises(ValueError, match=r"model\.gpt\.mlp=swiglu has matrices of its own, .* gelu, gelu_tanh, relu\."):
+        refuse_idle_surgery(SurgeryOptions(swap=["activation"]), GPTConfig(mlp="swiglu"))
     with pytest.raises(ValueError, match=r"model\.gpt\.qk_norm=none, so there is nothing to insert"):
         refuse_idle_surgery(SurgeryOptions(["qk_norm"]), GPTConfig())
 

@@ -427,7 +427,7 @@ OPT: dict[str, RowValues] = {
     "opt/11_skip": {"O16": {SKIP + "threshold": 1.0, **HOLD}},
     "opt/11.10": {
         "O17": {GPT + "attention_scale": "pre_sqrt"},
-        "O18": {GPT + "mlp": "relu"},
+        "O18": {GPT + "mlp": "relu", "surgery.swap": ["activation"], "surgery.rewarmup": 0},
     },
     "opt/12.43": {"O27": {OVERRIDE + "factor": 0.9}},
     "opt/12.45.2": {"O27": {OVERRIDE + "peak": 4e-5}},

@@ -10,7 +10,7 @@ from any_gpt import any_options
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tiny_fit import Watch
-from tiny_gpt_run import MICRO_BATCH, equal_bits, fit
+from tiny_gpt_run import MICRO_BATCH, equal_bits, fit, whole_weights
 
 from lit_stable.callbacks import AccumulationWindows
 from lit_stable.model.config import GPTConfig
@@ -18,6 +18,8 @@ from lit_stable.model.init import audit_init
 from lit_stable.module import GPTModule
 from lit_stable.optim.options import OptimizerOptions, PatternOptions
 from lit_stable.optim.schedule import LRSchedule
+from lit_stable.strategies.loss_scale import LossScale
+from lit_stable.strategies.precisions import FP16, precision_problem
 
 OPTIMIZERS = [
     OptimizerOptions(),
@@ -27,31 +29,42 @@ OPTIMIZERS = [
 ]
 
 
+#: bf16-true is left out: what it does to norms and decay is no matter of combinations.
+TRAINED = ("32-true", "bf16-mixed", *FP16)
+SCALE = LossScale(init=256.0)
+
+
 # Without shrinking, which costs minutes.
-@settings(max_examples=25, derandomize=True, deadline=None, phases=[Phase.generate])
+@settings(max_examples=24, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(
     options=any_options(),
     optimizer=st.sampled_from(OPTIMIZERS),
-    precision=st.sampled_from(["32-true", "bf16-mixed"]),
+    cell=st.sampled_from([(s, p) for s in ("auto", "fsdp2") for p in TRAINED if precision_problem(s, p) is None]),
     z_loss=st.sampled_from([0.0, 1e-3]),
     recompute=st.booleans(),
 )
-def test_any_model_trains_and_resumes_bit_for_bit(options, optimizer, precision, z_loss, recompute):
+def test_any_model_trains_and_resumes_bit_for_bit(options, optimizer, cell, z_loss, recompute):
+    strategy, precision = cell
+
     def run(steps: int, **more: Any) -> Any:
         schedule = LRSchedule(peak=1e-2, warmup=2, horizon=10)
         module = GPTModule(GPTConfig(**options), schedule, optimizer, recompute=recompute, z_loss=z_loss)
         windows = AccumulationWindows(2 * MICRO_BATCH, MICRO_BATCH)
-        return fit(steps=steps, module=module, precision=precision, windows=windows, **more)
+        run = {"precision": precision, "loss_scale": SCALE, "windows": windows, **more}
+        return fit(strategy, steps=steps, module=module, max_norm=None if precision in FP16 else 0.5, **run)
 
     def audit(trainer: Any) -> None:
         module = trainer.lightning_module
-        assert all(row.ok for row in audit_init(module.gpt.named_parameters(), module.config))
+        assert all(row.ok for row in audit_init(whole_weights(module.gpt).items(), module.config))
 
     still: set[str] = set()
 
     def note(trainer: Any, *args: Any) -> None:
         named = trainer.lightning_module.gpt.named_parameters()
-        still.update(name for name, p in named if p.grad is None or not p.grad.any() or not p.grad.isfinite().all())
+        for name, parameter in named:
+            grad = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+            if grad is None or not grad.any() or not grad.isfinite().all():
+                still.add(name)
 
     def save_once(trainer: Any, *args: Any) -> None:
         if trainer.global_step == 1 and not path.exists():

@@ -6,7 +6,7 @@
 Nothing is made to go wrong: the new blocks of `hf_vlm/captions` train without norms of queries and keys, without
 clipping, at a rate that rises until it is far too high. Printed for each seed: the step at which the loss is lost, the
 step of the first surge that the detector finds, their distance, and by role and layer how much activations have grown
-until then.
+until then. What the same detector finds in a run that lives: `--peak 0.002`, or `-- --model.gated.qk_norm rmsnorm`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import csv
 import json
 import math
+import os
 import platform
 import statistics
 import tempfile
@@ -27,7 +28,10 @@ import torch
 from lit_stable.cli.main import run
 
 PREFIX = "stability/activation_rms/"
+NEW = "sight.blocks"
+ROLES = ("q", "k", "v", "o", "fc1", "fc2", "residual")
 LOST = 1.0  # nats above the lowest loss so far
+FROM = 60  # where surges count from: new blocks begin at nothing and grow in any run
 
 
 def main() -> None:
@@ -41,9 +45,8 @@ def main() -> None:
     parser.add_argument("--root", default="runs", help="Folder with the runs of both backbones.")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="Behind --: further options of the recipe.")
     given = parser.parse_args()
-    print(
-        f"{date.today()}, {platform.processor() or platform.machine()}, torch {torch.__version__}, peak {given.peak:g} at step {given.warmup}"
-    )
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}"
+    print(f"{date.today()}, {machine}, rate up to {given.peak:g} at step {given.warmup} {' '.join(given.options)}")
     leads = [measure(given, seed) for seed in given.seeds]
     known = [lead for lead in leads if lead is not None]
     print(f"\nlead in steps by seed: {leads}" + (f", median {statistics.median(known)}" if known else ""))
@@ -53,7 +56,7 @@ def measure(given: argparse.Namespace, seed: int) -> int | None:
     """One run; steps from the first surge to the loss that is lost, None where one of them is not."""
     name = f"surge-{given.peak:g}-{seed}"
     with tempfile.TemporaryDirectory() as scratch:
-        surge = {"factor": 2.0, "window": 20, "warmup": 20}
+        surge = {"factor": 2.0, "window": 20, "warmup": FROM}
         options = {
             **{"run.root": given.root, "run.name": name, "model.seed_init": seed, "data.seed_data": seed + 1},
             **{"model.schedule.peak": given.peak, "model.schedule.warmup": given.warmup},
@@ -69,8 +72,10 @@ def measure(given: argparse.Namespace, seed: int) -> int | None:
             raise SystemExit("the run could not be started")
     folder = max((Path(given.root) / name).iterdir())
     rows = read(folder)
-    lost, first = lost_at(rows), first_surge(folder)
-    print(f"\nseed {seed}: loss lost at step {lost}, first surge {first}")
+    lost, surges = lost_at(rows), found_surges(folder)
+    before = [surge for surge in surges if lost is None or surge[0] < lost]
+    first = before[0] if before else None
+    print(f"\nseed {seed}: loss lost at step {lost}; surges before it {len(before)}, the first {first}")
     print(growth(rows, lost or given.steps))
     return None if lost is None or first is None else lost - first[0]
 
@@ -96,25 +101,23 @@ def lost_at(rows: dict[int, dict[str, float]]) -> int | None:
     return since
 
 
-def first_surge(folder: Path) -> tuple[int, str] | None:
-    """Step and signal of the first surge that was found."""
+def found_surges(folder: Path) -> list[tuple[int, str]]:
+    """Step and signal of each surge that was found, in order."""
     path = folder / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    surges = [(event["step"], event["evidence"]["signal"]) for event in events if event["kind"] == "surge"]
-    return min(surges, default=None)
+    return sorted((event["step"], event["evidence"]["signal"]) for event in events if event["kind"] == "surge")
 
 
 def growth(rows: dict[int, dict[str, float]], until: int) -> str:
-    """Root mean square of each role and layer at step 20, and by how much it has grown just before ``until``."""
+    """By how much the root mean squares of the new blocks have grown from step ``FROM`` to just before ``until``."""
     measured = sorted(step for step, row in rows.items() if any(key.startswith(PREFIX) for key in row))
-    begin = next((step for step in measured if step >= 20), measured[0])
-    end = max((step for step in measured if step < until), default=measured[-1])
-    lines = [f"  growth of activations, step {begin} to {end}:"]
-    for key, value in rows[begin].items():
-        if key.startswith(PREFIX + "sight.blocks") or key.startswith(PREFIX + "gpt.blocks"):
-            lines.append(
-                f"    {key.removeprefix(PREFIX):32} {value:9.3g} x {rows[end].get(key, math.nan) / value:8.3g}"
-            )
+    begin = next(step for step in measured if step >= FROM)
+    end = max(step for step in measured if step < until)
+    layers = sorted({key.removeprefix(PREFIX).rpartition(".")[0] for key in rows[begin] if NEW in key})
+    lines = [f"  growth from step {begin} to {end}: " + "".join(f"{role:>9}" for role in ROLES)]
+    for layer in layers:
+        ratios = [rows[end].get(f"{PREFIX}{layer}.{r}", math.nan) / rows[begin][f"{PREFIX}{layer}.{r}"] for r in ROLES]
+        lines.append(f"    {layer:28}" + "".join(f"{ratio:9.3g}" for ratio in ratios))
     return "\n".join(lines)
 
 

@@ -22,6 +22,8 @@ from lit_stable.systems import DEFAULT
 #: Dictionaries that are one value: their keys are the user's.
 WHOLE = ("data.order.reshuffle", "model.gpt.init_overrides")
 MISSING = "missing"
+#: A recipe of each system that lacks nothing.
+WHOLE_RECIPE = {"gpt": "quickstart", "vlm": "hf_vlm/captions"}
 
 
 def own_layer(name: str) -> Layer:
@@ -87,7 +89,7 @@ def _parser(system: str = DEFAULT) -> Any:
         def _run_subcommand(self, subcommand: str) -> None:
             pass
 
-    words = ["--system", system]
+    words = ["--config", WHOLE_RECIPE[system]]
     return Parsing(Command("check", words, *expand_arguments(words)))._subcommand_parsers["fit"]
 
 

@@ -113,7 +113,9 @@ def growth(rows: dict[int, dict[str, float]], until: int) -> str:
     measured = sorted(step for step, row in rows.items() if any(key.startswith(PREFIX) for key in row))
     begin = next(step for step in measured if step >= FROM)
     end = max(step for step in measured if step < until)
-    layers = sorted({key.removeprefix(PREFIX).rpartition(".")[0] for key in rows[begin] if NEW in key})
+    layers = sorted(
+        {key.removeprefix(PREFIX).rpartition(".")[0] for key in rows[begin] if key.startswith(PREFIX + NEW)}
+    )
     lines = [f"  growth from step {begin} to {end}: " + "".join(f"{role:>9}" for role in ROLES)]
     for layer in layers:
         ratios = [rows[end].get(f"{PREFIX}{layer}.{r}", math.nan) / rows[begin][f"{PREFIX}{layer}.{r}"] for r in ROLES]

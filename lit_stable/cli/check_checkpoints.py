@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
+from lit_stable.callbacks import Recovery
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import human_bytes
 from lit_stable.run.milestones import milestones
 
 
-def retention(checkpoints: Checkpoints, schedule: LRSchedule, features: Iterable[Any], steps: int, size: float) -> str:
+def retention(
+    checkpoints: Checkpoints, schedule: LRSchedule, features: Collection[Any], steps: int, size: float
+) -> str:
     """A line: the most checkpoints that lie in the run's folder at its end, by why they stay, and their bytes.
 
     Args:
@@ -26,6 +29,7 @@ def retention(checkpoints: Checkpoints, schedule: LRSchedule, features: Iterable
         kept[f"every {checkpoints.keep_every:,} steps"] = steps // checkpoints.keep_every
     if checkpoints.milestones:
         kept["milestones"] = len(milestones(schedule, features))
+    kept["healthy"] = sum(_to_go_back_to(feature) for feature in features if isinstance(feature, Recovery))
     total = sum(kept.values())
     parts = ", ".join(f"{why} {count}" for why, count in kept.items() if count)
     mirrored = "" if checkpoints.mirror is None else f"; all of them in {checkpoints.mirror}"
@@ -33,3 +37,9 @@ def retention(checkpoints: Checkpoints, schedule: LRSchedule, features: Iterable
         f"checkpoints kept: at most {total} ({parts}), {human_bytes(size)} each, {human_bytes(total * size)}"
         f" together{mirrored}"
     )
+
+
+def _to_go_back_to(recovery: Recovery) -> int:
+    """How many the ladder keeps: its newest healthy ones, and those of steps that a rung names."""
+    rewinds = [rung for rung in recovery.rungs if rung.do == "rewind"]
+    return recovery.keep + len({rung.to for rung in rewinds} - {None}) if rewinds else 0

@@ -56,6 +56,8 @@ def run(argv: Sequence[str]) -> int:
     fsdp1.register_strategies()
     fsdp2.register_strategies()
     try:
+        if name == "check" and rest[:1] == ["--devices"] and all(word.startswith("-") for word in rest[1:2]):
+            name, rest = "check-devices", rest[1:]  # no number of them to plan for
         if name in _ALONE:
             return _ALONE[name](rest) or 0
         return LitStableCLI(Command(name, rest, *expand_arguments(rest))).exit_code

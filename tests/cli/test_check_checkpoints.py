@@ -14,6 +14,14 @@ def test_how_many_stay_and_their_bytes_are_told(tmp_path: Path) -> None:
     assert "), 90.8 KiB each, 1.33 MiB together" in line
 
 
+def test_those_that_the_ladder_may_go_back_to_count(tmp_path: Path) -> None:
+    ladder = [{"do": "rewind", "max_times": 2}, {"do": "rewind", "to": 500}, {"do": "stop"}]
+    for rungs, part in ((ladder, "last 3, best 1, healthy 5"), (ladder[2:], "last 3, best 1")):
+        recipe = write_recipe(tmp_path, stability__recovery={"rungs": rungs, "keep": 4}, checkpoints={"keep_last": 3})
+        page = command("check", "--config", recipe).out
+        assert f"({part}), " in next(line for line in page.splitlines() if "checkpoints kept" in line)
+
+
 def test_a_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, model__gpt__d_model=128, model__gpt__n_layer=2)
     said = next(line for line in command("check", "--config", recipe).out.splitlines() if "checkpoints kept" in line)

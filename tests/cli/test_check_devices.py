@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tiny_recipe import command
 
 from lit_stable.cli.check_devices import check_devices
 
 
-def test_the_cpu_is_well() -> None:
-    done = command("check-devices", "--rounds", "2", "--accelerator", "cpu")
+@pytest.mark.parametrize("words", [("check-devices",), ("check", "--devices")], ids=" ".join)
+def test_the_cpu_is_well(words: tuple[str, ...]) -> None:
+    done = command(*words, "--rounds", "2", "--accelerator", "cpu")
     assert done.code == 0
     assert done.out.endswith("\n1 devices, all well\n")
 

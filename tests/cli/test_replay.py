@@ -46,6 +46,9 @@ def test_a_replay_is_the_same_to_the_bit_and_leaves_no_trace(run: Path) -> None:
     assert page[5] == "samples, worst first (4 of 4):"
     losses = [float(found[1]) for line in page if (found := re.match(r"  sample \d+: loss (\S+)$", line))]
     assert losses == sorted(losses, reverse=True)
+    read = "".join(command("dump-batch", run, "--step", "6", "--text").out.split())
+    texts = [text.partition("\n")[2] for text in "\n".join(page).split("\n  sample ")[1:]]
+    assert all(len("".join(text.split())) > 20 and "".join(text.split()) in read for text in texts), (texts, read)
     assert sorted(re.findall(r"\n  sample (\d+)", "\n".join(page))) == ["20", "21", "22", "23"]
     assert listing(run) == before
 

@@ -9,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import rank_scenarios
 import torch
 from lightning.pytorch import Callback
-from rank_scenarios import ACCELERATOR, fit2, main, rank, scenario, shared_folder
+from rank_scenarios import fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import equal_bits
 
 from lit_stable.callbacks import BlackBox, EffectiveLR, Event, Events, Progress, RepeatCheck, RunControl, emit
@@ -145,7 +146,7 @@ def repeat_check_fsdp2() -> dict[str, Any]:
 def _checked(**faults: Any) -> dict[str, Any]:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        code = check_devices(2, accelerator="cuda" if ACCELERATOR == "gpu" else "cpu", **faults)
+        code = check_devices(2, accelerator="cuda" if rank_scenarios.ACCELERATOR == "gpu" else "cpu", **faults)
     return {"code": code, "page": out.getvalue()}
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import rank_scenarios
 import torch
 from contract_fits import gathered
 from full_disk import files_of_at_most
@@ -40,14 +41,15 @@ warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 
 
-def _strategy(name: str) -> Any:
-    return FSDP2Strategy(timeout_minutes=2) if name == "fsdp2" else name
+def _two(strategy: str) -> dict[str, Any]:
+    kind = FSDP2Strategy(timeout_minutes=2) if strategy == "fsdp2" else strategy
+    return {"devices": 2, "strategy": kind, "accelerator": rank_scenarios.ACCELERATOR}
 
 
 def _rescued(strategy: str) -> dict[str, Any]:
     folder = shared_folder()
     module = (ShardedModule if strategy == "fsdp2" else Module)(ONE_RANK)
-    trainer = make_trainer(folder, STEPS, devices=2, strategy=_strategy(strategy))
+    trainer = make_trainer(folder, STEPS, **_two(strategy))
     fit_with_recovery(trainer, module, Data())
     return judged(trainer, module, folder, [module.ids[step] for step in range(1, STEPS + 1)], strategy)
 
@@ -58,10 +60,11 @@ def judged(trainer: Any, module: Module, folder: Path, own: list[list[int]], str
     state = gathered([trainer.global_step, Progress.of(trainer).dropped, Progress.of(trainer).samples])
     weights = whole_weights(module)
     clean = (ShardedModule if strategy == "fsdp2" else Module)()
-    clean = whole_weights(clean_run(folder / "clean", own, clean, devices=2, strategy=_strategy(strategy)))
-    ledger = read_ledger(folder / FILE)
+    clean = whole_weights(clean_run(folder / "clean", own, clean, **_two(strategy)))
+    rewinds = [entry for entry in read_ledger(folder / FILE) if entry.action == "rewind"]
     return {
-        "rewinds": [[e.step, e.done["to"], e.done["dropped"]] for e in ledger if e.action == "rewind"],
+        "rewinds": [[rewind.step, rewind.done["dropped"]] for rewind in rewinds],
+        "targets": [rewind.done["to"] for rewind in rewinds],
         "reads_what_the_ledger_says": ids == ids_by_the_ledger(folder / FILE, 1, STEPS, 2 * BATCH),
         "poison_read": len(ONE_RANK.intersection(i for step in ids for i in step)),
         "ranks_agree": state[0] == state[1],
@@ -86,7 +89,7 @@ def stopped_together() -> list[str]:
     said = ""
     try:
         recovery = Recovery(control, {"not_finite": "rewind"})
-        trainer = make_trainer(folder, STEPS, devices=2, strategy="ddp", recovery=recovery)
+        trainer = make_trainer(folder, STEPS, recovery=recovery, **_two("ddp"))
         fit_with_recovery(trainer, Module(ONE_RANK), Data())
     except RecoveryStopped as error:
         said = str(error)
@@ -110,7 +113,7 @@ class Fills(Callback):
 @scenario
 def full_disk() -> dict[str, Any]:
     folder = shared_folder()
-    trainer = make_trainer(folder, STEPS, Fills(folder / FILE), devices=2, strategy="ddp")
+    trainer = make_trainer(folder, STEPS, Fills(folder / FILE), **_two("ddp"))
     said = ""
     try:
         fit_with_recovery(trainer, Module(ONE_RANK), Data())

@@ -32,7 +32,7 @@ from lit_stable.run.console import say
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
 from lit_stable.run.surgery import Surgery, SurgeryOptions
-from lit_stable.strategies.launcher import launched_devices, recipe_devices
+from lit_stable.strategies.launcher import launched_devices, recipe_devices, restart_advice
 from lit_stable.strategies.selection import select
 from lit_stable.systems import system
 
@@ -144,7 +144,7 @@ class LitStableCLI(LightningCLI):
         path, part, resume = (self._get(self.config, key) for key in ("ckpt_path", "ckpt_part", "resume"))
         ladder = self._recovery is not None
         begins = self._begins = find_beginning(self.command.name, path, part, resume, (root, name), ladder)
-        self._report = Report(self.command.to_go_on, self.command.notes)
+        self._report = Report(self.command.to_go_on, [*self.command.notes, *restart_advice()])
         recipe = self.recipe
         recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
         alone = begins.weights_alone

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_stable.strategies.launcher import describe_launcher, launched_devices
+from lit_stable.strategies.launcher import describe_launcher, launched_devices, restart_advice
 
 TORCHRUN = {"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "16", "TORCHELASTIC_RUN_ID": "none", "RANK": "3"}
 
@@ -29,3 +29,12 @@ def test_without_torchrun_the_recipe_decides(missing):
 )
 def test_the_launcher_is_named(environ, text):
     assert describe_launcher(environ) == text
+
+
+def test_restarts_that_would_wait_for_ever_are_spoken_of():
+    restarts = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}
+    (line,) = restart_advice(restarts)
+    assert "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in line
+    for change in ({"TORCHELASTIC_USE_AGENT_STORE": "False"}, {"TORCHELASTIC_MAX_RESTARTS": "0"}):
+        assert restart_advice({**restarts, **change}) == []
+    assert restart_advice({}) == []

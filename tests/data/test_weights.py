@@ -30,11 +30,6 @@ def shares_up_to(blocks, position):
     return blocks.before(block).tolist()
 
 
-def test_more_sources_than_places_in_a_block_are_refused():
-    with pytest.raises(ValueError, match=r"65537 weighted sources: at most 65536 fit in a block; merge some\."):
-        constant_quotas([1.0] * (BLOCK + 1))
-
-
 def test_constant_blocks_are_alike():
     blocks = ConstantBlocks([40_000, 25_536])
     assert blocks.number(np.array([0, BLOCK - 1, BLOCK, 5 * BLOCK])).tolist() == [0, 0, 1, 5]

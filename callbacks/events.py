@@ -97,7 +97,8 @@ class Events(StabilityCallback):
 
     def emit(self, trainer: Trainer, event: Event, warns: bool = True) -> None:
         """See the function of this name."""
-        (rank_zero_warn if warns else rank_zero_info)(event.sentence())
+        tell = rank_zero_warn if warns else rank_zero_info
+        tell(event.sentence())
         if event.rank is not None or trainer.is_global_zero:
             self._write(event, self.folder or Path(trainer.default_root_dir), trainer.global_rank)
         if event.rank is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +22,11 @@ except ImportError:  # a project that has the stand-alone packages only, or a Li
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+else:
+    # For a LightningCLI of the other namespace, as in base.py.
+    _other = getattr(sys.modules.get("pytorch_lightning"), "Callback", object)
+    if not issubclass(WeightAveraging, _other):
+        WeightAveraging = type("_WeightAveraging", (WeightAveraging, _other), {"__module__": __name__})
 
 
 class HoldOnSkip:
@@ -55,7 +62,17 @@ class HoldOnSkip:
         self._held = self._asked_at >= 0
 
 
-class SkipAwareEMA(HoldOnSkip, WeightAveraging):
+class _EitherNamespace(WeightAveraging):
+    """Lightning's own in a trainer of either namespace: its ``setup`` knows modules by the classes of one alone."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        origin = next(cls.__module__ for cls in type(pl_module).__mro__ if cls.__name__ == "LightningModule")
+        names = {"lightning": "lightning.pytorch.callbacks", "pytorch_lightning": "pytorch_lightning.callbacks"}
+        theirs = importlib.import_module(names[origin.split(".")[0]]).WeightAveraging
+        theirs.setup(self, trainer, pl_module, stage)
+
+
+class SkipAwareEMA(HoldOnSkip, _EitherNamespace):
     """Exponential moving average of the weights that does not move on a step which ``GradSpikeSkip`` skipped.
 
     Otherwise Lightning's ``WeightAveraging``: the average is used for validation and at the end, and is saved. An

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import acting_project
 import bare_project
 import pytest
 from bare_project import STEPS
+from contract_entries import ACTING, CLASSES, ENTRIES, takes_action
 from tiny_fit import Watch
 
 from lit_stable.callbacks import (
@@ -30,10 +32,12 @@ from lit_stable.callbacks import (
 ROOT = Path(__file__).parents[2]
 
 # Everything a project does with them, in the namespace NAMESPACE and with the package PACKAGE. It saves in the middle
-# of a window, is interrupted by a bad gradient and by a signal, resumes bit for bit, and takes them from YAML too.
+# of a window, is interrupted by a bad gradient and by a signal, resumes bit for bit, and takes them from YAML too. In
+# the end each callback that acts is tried alone.
 PROJECT = """
-import math, os, signal, sys
+import json, math, os, pathlib, signal, sys
 import torch
+import acting_project
 import NAMESPACE as L
 from NAMESPACE.cli import LightningCLI
 from PACKAGE import (
@@ -103,8 +107,12 @@ cli = LightningCLI(Module, Data, args=arguments, save_config_callback=None, seed
 assert Progress.of(cli.trainer).skipped == 1
 assert "stability/clip_frac" in cli.trainer.callback_metrics
 assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), cli.model.parameters()))
+cases = json.loads(pathlib.Path("cases.json").read_text())
+wrong = acting_project.wrong("NAMESPACE", "PACKAGE", cases, pathlib.Path(sys.argv[1]))
+assert not wrong, "".join(f"{name}: {error}" for name, error in wrong.items())
+
 imported = {name.split(".")[0] for name, module in sys.modules.items() if module is not None}
-print("RAN", *sorted(imported & {"lit_stable", "lightning", "pytorch_lightning"}))
+print("RAN", len(cases), *sorted(imported & {"lit_stable", "lightning", "pytorch_lightning"}))
 """
 
 YAML = """
@@ -141,6 +149,8 @@ def run_project(folder: Path, namespace: str, package: str, path: Path, first: s
     code = first + PROJECT.replace("NAMESPACE", namespace).replace("PACKAGE", package)
     (folder / "project.py").write_text(code)
     (folder / "project.yaml").write_text(YAML.replace("PACKAGE", package))
+    (folder / "cases.json").write_text(json.dumps({path_of(name): case(name) for name in ACTING}))
+    shutil.copy(acting_project.__file__, folder)
     (folder / "runs").mkdir()
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "project.py", "runs"],
@@ -154,6 +164,18 @@ def run_project(folder: Path, namespace: str, package: str, path: Path, first: s
     return next(line for line in done.stdout.splitlines() if line.startswith("RAN"))
 
 
+def path_of(name: str) -> str:
+    """Of a callback in any copy of the package."""
+    return f"{CLASSES[name].__module__.removeprefix('lit_stable.callbacks.')}.{name}"
+
+
+def case(name: str) -> dict[str, Any]:
+    """How the contract has a callback act, as plain values."""
+    entry = ENTRIES[name]
+    beside = {path_of(other): arguments for other, arguments in entry.beside.items()}
+    return {"acts": entry.acts, "beside": beside, "width": entry.width, "logs": takes_action(name)}
+
+
 def copy_of_the_callbacks(folder: Path) -> Path:
     """Copied as a user would, under another name."""
     shutil.copytree(ROOT / "callbacks", folder / "stability", ignore=shutil.ignore_patterns("__pycache__"))
@@ -163,18 +185,18 @@ def copy_of_the_callbacks(folder: Path) -> Path:
 def test_a_copy_of_the_folder_under_another_name_works_without_this_package(tmp_path: Path) -> None:
     folder = copy_of_the_callbacks(tmp_path)
     said = run_project(tmp_path, "lightning.pytorch", "stability", folder, first=WITHOUT.format("lit_stable"))
-    assert said == "RAN lightning"
+    assert said == f"RAN {len(ACTING)} lightning"
 
 
 def test_they_work_in_a_trainer_of_the_other_namespace(tmp_path: Path) -> None:
     said = run_project(tmp_path, "pytorch_lightning", "lit_stable.callbacks", ROOT)
-    assert said == "RAN lightning lit_stable pytorch_lightning"
+    assert said == f"RAN {len(ACTING)} lightning lit_stable pytorch_lightning"
 
 
 def test_they_work_where_only_the_stand_alone_packages_are_installed(tmp_path: Path) -> None:
     folder = copy_of_the_callbacks(tmp_path)
     said = run_project(tmp_path, "pytorch_lightning", "stability", folder, first=WITHOUT.format("lightning"))
-    assert said == "RAN pytorch_lightning"
+    assert said == f"RAN {len(ACTING)} pytorch_lightning"
 
 
 def checkpoint_with_them(sharded: bool, path: Path) -> Any:

@@ -56,8 +56,9 @@ class Run:
 
 
 BARE = "plain.py --bare --max_steps 12 --out runs/bare"
-COMMANDS = {
+COMMANDS = {  # each with the package that it needs
     "transformers": "hf_gpt2.py",
+    "transformers, cli": "hf_gpt2_cli.py fit --config hf_gpt2.yaml",
     "lightning": "cli.py fit --config cli.yaml",
     "pytorch_lightning": "pytorch_lightning_cli.py fit --config cli.yaml",
 }
@@ -66,7 +67,7 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     """All commands that do not wait for another, at once: each spends its time on imports."""
-    started = {name: command for name, command in COMMANDS.items() if find_spec(name) is not None}
+    started = {name: command for name, command in COMMANDS.items() if find_spec(name.split(",")[0]) is not None}
     under_way = {name: Run(command, tmp_path_factory.mktemp(name)) for name, command in started.items()}
     under_way["bare"] = Run(BARE, tmp_path_factory.mktemp("plain"))
     yield under_way
@@ -90,16 +91,19 @@ def test_a_plain_project_is_begun_without_them_and_goes_on_with_them(runs: dict[
     assert all(loss < 4 for loss in found["validation_loss"]), "the broken record has cost nothing"
 
 
-def test_a_hugging_face_model(runs: dict[str, Run]) -> None:
+@pytest.mark.parametrize(("name", "folder"), [("transformers", "hf_gpt2"), ("transformers, cli", "hf_gpt2_cli")])
+def test_a_hugging_face_model(name: str, folder: str, runs: dict[str, Run]) -> None:
     pytest.importorskip("transformers")
-    assert "step 16: skipped: gradient norm nan is not finite" in runs["transformers"].said()
-    found = runs["transformers"].logged("runs/hf_gpt2")
+    assert "step 16: skipped: gradient norm nan is not finite" in runs[name].said()
+    found = runs[name].logged(f"runs/{folder}")
     frozen, batch = found["stability/frozen_tensors"], found["stability/batch_size"]
     assert found.keys() >= CLIPPED | SKIPPED
     assert (frozen[0], frozen[-1]) == (8, 0)
     assert (batch[0], batch[-1]) == (16, 32)
     assert found["progress/skipped"][-1] == 2
     assert found["loss"][-1] < found["loss"][0]
+    rates = found.get("stability/lr_factor", [])
+    assert rates == ([] if name == "transformers" else [1] * 4 + [2] * 4), "the YAML has a higher rate from step 20 on"
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])

@@ -8,6 +8,7 @@ import torch
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_manual_optimization
 from .device_step import local_gradients
+from .even_epochs import end_with_the_shortest
 from .private_names import align_logged_step, ready_batches
 from .progress import Progress
 from .topology import data_parallel_size
@@ -42,7 +43,9 @@ class AccumulationWindows(StabilityCallback):
     The number of micro-batches per window is ``global_batch / (micro_batch * ranks)``, so the same recipe runs on any
     number of ranks. A window that was open when a checkpoint was written is replayed whole; the last window of a
     finite epoch holds what is left, and its weights sum to one, also where the loader has no length. A learning-rate
-    schedule may take its horizon from ``trainer.estimated_stepping_batches``.
+    schedule may take its horizon from ``trainer.estimated_stepping_batches``. Where the loaders of the ranks have
+    different lengths, an epoch ends with the shortest on every rank, which is said once: a rank that goes on alone
+    waits for the others for ever.
 
     Logged: ``progress/micro_batches`` (per optimizer step, at logging steps).
 
@@ -122,6 +125,7 @@ class AccumulationWindows(StabilityCallback):
         return self.micro_batch
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        end_with_the_shortest(trainer)
         self._open(trainer, offset=ready_batches(trainer))
         self._opened_at = -1  # Lightning resets that count before the first batch: open again there
 
@@ -144,6 +148,8 @@ class AccumulationWindows(StabilityCallback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._opened_at = -1  # the epoch before may have been cut short within a window
+        if trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+            end_with_the_shortest(trainer)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         held = self._held(trainer)

@@ -36,6 +36,17 @@ def batches_that_stepped(trainer: Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
+def cut_epoch(trainer: Trainer, batches: int) -> None:
+    """End this epoch and later ones after so many batches, as ``limit_train_batches`` would have, had it been known.
+
+    The fetcher has its own copy of the length, by which it tells the last batch; it takes a new one each epoch.
+    """
+    loop: Any = trainer.fit_loop
+    loop.max_batches = batches
+    loop._combined_loader.limits = [min(limit, batches) for limit in loop._combined_loader.limits]
+    loop._data_fetcher.length = batches
+
+
 def align_logged_step(trainer: Trainer) -> None:
     """Set the loggers' step counter to the optimizer-step count.
 

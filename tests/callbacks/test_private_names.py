@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
-from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
+from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer, sample
+from torch.utils.data import DataLoader
 
 from lit_stable.callbacks import private_names
 
@@ -70,6 +71,15 @@ def test_batches_that_stepped_is_what_the_loggers_count_by() -> None:
 
     fit_watching("on_train_batch_start", shift)
     assert seen == [0, 1, 2, 3]
+
+
+def test_an_epoch_that_is_cut_ends_on_its_last_batch_and_so_do_later_ones() -> None:
+    last: list[bool] = []
+    watch = Watch("on_train_batch_start", lambda trainer, *rest: last.append(trainer.is_last_batch))
+    cut = Watch("on_train_start", lambda trainer: private_names.cut_epoch(trainer, 3))
+    trainer = quiet_trainer(cut, watch, max_steps=-1, max_epochs=2)
+    trainer.fit(TinyModule(), DataLoader([sample(i)[None] for i in range(5)], batch_size=None))  # type: ignore[arg-type]
+    assert last == [False, False, True] * 2
 
 
 def test_the_sigterm_broadcast_is_a_method_that_takes_nothing_and_is_called_on_more_than_one_device() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from launch import run_scenarios
 from rank_scenarios_warmups import lengths, ramp
+from tiny_fit import WIDTH
 from tiny_gpt_run import LENGTH, fit
 
 from lit_stable.callbacks import Progress
@@ -17,7 +18,7 @@ from lit_stable.callbacks import Progress
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     # The ramp shares a folder, which takes process groups that are up: it comes second.
-    names = ["lengths_on_two_ranks", "ramp_on_two_ranks"]
+    names = ["lengths_on_two_ranks", "ramp_on_two_ranks", "loaders_of_unequal_length"]
     found = run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_warmups.py")
     for value in found.values():
         assert "error" not in value, value["error"]
@@ -47,3 +48,11 @@ def test_lengths_cut_the_same_tokens_on_two_ranks_as_on_one(results: dict[str, A
     close(two["rows"], alone.rows)
     tokens = 8 * sum(lengths().length(step) for step in range(1, 7))
     assert two["mark"] == list(Progress.of(alone.trainer).mark) == [6, 48, tokens]
+
+
+def test_epochs_end_with_the_shortest_loader_on_every_rank(results: dict[str, Any]) -> None:
+    found = results["loaders_of_unequal_length"]
+    (mark, weights), other = found["ranks"]
+    assert mark == [6, 20, 20 * WIDTH]  # windows of 2, 2 and 1 micro-batches of one sample on each rank, twice
+    assert other == [mark, weights]
+    assert found["validated"] == [[3, 6], [3, 6]]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from rank_scenarios import fit2, main, scenario, shared_folder
+import torch
+import torch.distributed as dist
+from rank_scenarios import fit2, main, rank, scenario, shared_folder
+from tiny_fit import TinyModule, Watch, quiet_trainer, sample
 from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, SaveEveryMicroBatch
+from torch.utils.data import DataLoader
 
-from lit_stable.callbacks import BatchSizeWarmup, Progress, SequenceLengthWarmup
+from lit_stable.callbacks import AccumulationWindows, BatchSizeWarmup, Progress, SequenceLengthWarmup
 
 
 def ramp() -> BatchSizeWarmup:
@@ -32,6 +36,29 @@ def ramp_on_two_ranks() -> dict[str, Any]:
 def lengths_on_two_ranks() -> dict[str, Any]:
     run = fit2("fsdp2", steps=6, callbacks=(lengths(),))
     return {"rows": run.rows, "mark": list(Progress.of(run.trainer).mark)}
+
+
+def from_all(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def batches(number: int) -> DataLoader[torch.Tensor]:
+    return DataLoader([torch.stack([sample(100 * rank() + i)]) for i in range(number)], batch_size=None)  # type: ignore[arg-type]
+
+
+@scenario
+def loaders_of_unequal_length() -> dict[str, Any]:
+    """Five batches on one rank and seven on the other, twice, in windows of two micro-batches."""
+    validated: list[int] = []
+    watch = Watch("on_validation_start", lambda trainer: validated.append(trainer.global_step))
+    options: dict[str, Any] = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "max_steps": -1}
+    trainer = quiet_trainer(AccumulationWindows(4, 1), watch, max_epochs=2, **options)
+    module = TinyModule()
+    trainer.fit(module, batches(5 + 2 * rank()), batches(1))
+    marks = from_all([Progress.of(trainer).mark, module.net[0].weight.flatten().tolist()])
+    return {"ranks": marks, "validated": from_all(validated)}
 
 
 if __name__ == "__main__":

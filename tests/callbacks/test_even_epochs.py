@@ -1,0 +1,40 @@
+"""What one process can see; that all ranks end together is in tests/distributed/test_warmups.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny_fit import TinyModule, Watch, quiet_trainer, sample
+from torch.utils.data import DataLoader
+
+from lit_stable.callbacks.even_epochs import end_with_the_shortest
+
+
+def cut_to(shortest: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a rank does that holds seven batches when another holds fewer."""
+
+    def agree(trainer: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(trainer.strategy), "reduce", lambda *rest, **named: torch.tensor([shortest, -7]))
+            patch.setattr(type(trainer), "world_size", 2)
+            end_with_the_shortest(trainer)
+
+    return Watch("on_train_start", agree)
+
+
+@pytest.mark.parametrize(("shortest", "validated"), [(5, [2, 4]), (7, [3, 6])])
+def test_a_share_of_an_epoch_is_a_share_of_the_shortest(
+    shortest: int, validated: list[int], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    trainer = quiet_trainer(cut_to(shortest, monkeypatch), max_steps=-1, max_epochs=1, val_check_interval=0.5)
+    module = TinyModule()
+    batches = DataLoader([sample(i)[None] for i in range(7)], batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(module, batches, batches)
+    assert trainer.global_step == shortest
+    assert module.validated_after == validated
+    told = [str(w.message) for w in recwarn if "training loaders of" in str(w.message)]
+    assert [line.startswith("training loaders of 5 to 7 batches on 2 ranks") for line in told] == [True] * (
+        7 - shortest > 0
+    )

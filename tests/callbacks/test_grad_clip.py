@@ -210,7 +210,9 @@ def test_manual_optimization_is_refused() -> None:
         quiet_trainer(GradClip()).fit(Manual(), TinyData())
 
 
-def norms_after(callback: GradClip, steps: int, *others: Any, norm_type: Any = "l2", **module: Any) -> list[float]:
+def norms_after(
+    callback: GradClip, steps: int, *others: Any, norm_type: Any = "l2", resume: Path | None = None, **module: Any
+) -> list[float]:
     """Norm of the looped gradients after clipping, by step."""
     norms: list[float] = []
 
@@ -219,7 +221,7 @@ def norms_after(callback: GradClip, steps: int, *others: Any, norm_type: Any = "
 
     watch = Watch("on_before_optimizer_step", note)
     trainer = quiet_trainer(callback, *others, watch, max_steps=steps, log_every_n_steps=0)
-    trainer.fit(TinyModule(adamw(fused=False, lr=1e-3), **module), TinyData())
+    trainer.fit(TinyModule(adamw(fused=False, lr=1e-3), **module), TinyData(), ckpt_path=resume)
     return norms
 
 
@@ -240,6 +242,20 @@ def test_the_schedule_is_a_function_of_what_was_committed_before_the_step(unit: 
     callback = GradClip(0.25, schedule=[{"from": mark, "max_norm": 0.125}], unit=unit)
     # 6 samples of 4 tokens a step
     assert norms_after(callback, 4, AccumulationWindows(6, 2)) == pytest.approx([0.25, 0.25, 0.125, 0.125], rel=1e-6)
+
+
+def test_a_resume_clips_by_the_norm_and_the_schedule_that_it_is_given(tmp_path: Path) -> None:
+    """Lower after a restart, and lower again at a step: no checkpoint holds what was in force when it was saved."""
+    clips = (
+        GradClip(0.25),
+        GradClip(0.15),
+        GradClip(0.15, schedule=[{"from": 5, "max_norm": 0.1}]),
+    )
+    found, resume = [], None
+    for stop, clip in zip((2, 4, 7), clips, strict=True):
+        found += norms_after(clip, stop, SaveAtSteps(tmp_path), resume=resume)
+        resume = tmp_path / "micro-2.ckpt"
+    assert found == pytest.approx([0.25, 0.25, 0.15, 0.15, 0.15, 0.1, 0.1], rel=1e-6)
 
 
 def test_adaptive_clips_a_spike_to_about_the_usual_norm_and_nothing_else() -> None:

@@ -11,7 +11,7 @@ from scheduled_fit import SCHEDULERS, Rates, Scheduled
 from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 from torch.optim import lr_scheduler as schedulers
 
-from lit_stable.callbacks import EffectiveLR, LROverride, Progress
+from lit_stable.callbacks import BatchSizeWarmup, EffectiveLR, LROverride, Progress
 from lit_stable.callbacks import configured as configured_module
 from lit_stable.callbacks import events as events_module
 from lit_stable.callbacks import lr_override as override_module
@@ -119,6 +119,29 @@ def test_gptmodules_own_schedule_is_overridden_and_bit_equal_when_resumed(tmp_pa
         assert equal_bits(again.weights, straight.weights), point
 
 
+def test_beside_a_ramp_the_overridden_rate_is_a_function_of_samples_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    from tiny_gpt_run import SaveEveryMicroBatch, equal_bits
+    from tiny_gpt_run import fit as fit_gpt
+
+    override: dict[str, Any] = {"start": 8, "unit": "samples", "peak": 2e-3, "horizon": 40, "shape": "linear"}
+
+    def run(*others: Any, **options: Any) -> Any:
+        rates = Rates()
+        ramp = BatchSizeWarmup("4 for 2 steps", global_batch=8, micro_batch=2, lr_factor="sqrt")
+        done = fit_gpt(steps=5, windows=ramp, callbacks=(LROverride(**override), rates, *others), **options)
+        return done, [lrs[0] for lrs in rates.used]
+
+    straight, rates = run(SaveEveryMicroBatch(tmp_path, only=(3, 4, 6)))
+    schedule = straight.module.schedule
+    root = math.sqrt(0.5)
+    expected = [schedule.lr(0) * root, schedule.lr(4) * root, *(2e-3 * (1 - samples / 40) for samples in (8, 16, 24))]
+    assert rates == pytest.approx(expected, rel=1e-12)
+    for point, steps_done in ((3, 1), (4, 2), (6, 2)):  # before the override, where it begins, in a window of it
+        again, resumed = run(ckpt_path=tmp_path / f"m{point}.ckpt")
+        assert resumed == rates[steps_done:]
+        assert equal_bits(again.weights, straight.weights), point
+
+
 def test_other_arguments_are_another_override_that_begins_anew_and_does_not_compound(tmp_path: Path) -> None:
     checkpoint = tmp_path / "a.ckpt"
     fit(Scheduled(), LROverride(factor=0.5), steps=2, save=checkpoint)
@@ -150,6 +173,24 @@ def test_weight_decay_changes_where_there_is_any_by_its_exact_ratio() -> None:
     torch.testing.assert_close(module.net[0].weight.detach(), decayed * 0.95 * 0.95 * 0.995, rtol=1e-6, atol=0)
     assert torch.equal(module.net[3].weight.detach(), kept)
     assert [g["weight_decay"] for g in trainer.optimizers[0].param_groups] == [0.5, 0.0]
+
+
+def test_another_weight_decay_is_the_same_over_three_resumes(tmp_path: Path) -> None:
+    def run(stop: int, *callbacks: Any, resume: Any = None) -> Any:
+        used: list[list[float]] = []
+        read = Watch("on_train_batch_end", lambda t, *rest: used.append(EffectiveLR.of(t).used["weight_decay"]))
+        module = Scheduled(weight_decay=0.5)
+        override = LROverride(start=2, weight_decay=0.05)
+        trainer, _ = fit(module, override, read, *callbacks, steps=stop, resume=resume, save=tmp_path / "a.ckpt")
+        return used, snapshot(trainer)
+
+    straight, bits = run(8)
+    used, resume = [], None
+    for stop in (1, 3, 6, 8):
+        some, last = run(stop, resume=resume)
+        used, resume = used + some, tmp_path / "a.ckpt"
+    assert used == straight == [[0.5, 0.0]] * 2 + [[0.05, 0.0]] * 6
+    assert_same_bits(last, bits)
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])

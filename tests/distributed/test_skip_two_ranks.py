@@ -10,7 +10,7 @@ from launch import run_scenarios
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    names = ["bad_loss_ddp", "bad_loss_fsdp2", "bad_shard_resumed_fsdp2"]
+    names = ["bad_loss_ddp", "bad_loss_fsdp2", "bad_shard_resumed_fsdp2", "stop_at_the_cap", "no_loss"]
     return run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_skip.py")
 
 
@@ -33,3 +33,20 @@ def test_a_nan_in_one_shard_skips_on_both_and_resumes_bit_for_bit(results: dict[
     assert result["skipped"] == [1, 1]
     assert result["saving_changes_nothing"]
     assert result["resumed"] == {"6": [True, True], "9": [True, True]}
+
+
+def test_both_ranks_stop_at_the_cap_and_at_the_same_step(results: dict[str, Any]) -> None:
+    result = results["stop_at_the_cap"]
+    assert "error" not in result, result["error"]
+    assert result["ended"][0] == result["ended"][1]
+    assert result["ended"][0].startswith("TooManySkips: ")
+    assert result["events"][0] == result["events"][1]
+    assert result["events"][0][:3] == [5, 6, 7]
+    assert result["unchanged"][0] == result["unchanged"][1]
+
+
+def test_a_step_without_a_loss_is_refused_on_more_than_one_rank(results: dict[str, Any]) -> None:
+    result = results["no_loss"]
+    assert "error" not in result, result["error"]
+    assert "by returning None in distributed training is not supported" in result["ended"][0]
+    assert result["ended"][0] == result["ended"][1]

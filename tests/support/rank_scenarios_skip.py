@@ -14,6 +14,7 @@ from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, tiny_module
 
 from lit_stable.callbacks import Events, GradSpikeSkip, Progress
 from lit_stable.callbacks.events import read_events
+from lit_stable.callbacks.spike_events import TooManySkips
 from lit_stable.module import GPTModule
 
 STEPS = 8
@@ -96,6 +97,47 @@ def bad_shard_resumed_fsdp2() -> dict[str, Any]:
         "resumed": resumed,
         "skipped": gathered(Progress.of(straight.trainer).skipped),
     }
+
+
+@scenario
+def stop_at_the_cap() -> dict[str, Any]:
+    """From step 5 on the loss of rank 1 alone stays far too large: both stop, at the same step."""
+
+    class Stays(GPTModule):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            worse = rank() == 1 and Progress.of(self.trainer).steps >= 4
+            return super().training_step(batch, batch_idx) * (1e6 if worse else 1.0)
+
+    module, callback, bits = tiny_module(), skip(max_skips=2, at_cap="stop"), LocalBits()
+    module.__class__ = Stays
+    try:
+        fit2("fsdp2", steps=20, callbacks=(callback, bits), module=module)
+        ended = "at its last step"
+    except TooManySkips as error:
+        ended = f"{type(error).__name__}: {error}"
+    return {
+        "ended": gathered(ended),
+        "events": gathered([e.step for e in callback.events]),
+        "unchanged": gathered([s for s in range(2, max(bits.seen) + 1) if equal_bits(bits.seen[s], bits.seen[4])]),
+    }
+
+
+@scenario
+def no_loss() -> dict[str, Any]:
+    """``training_step`` returns None: Lightning refuses that on more than one rank, and no callback is in the way."""
+
+    class NoLoss(GPTModule):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None if Progress.of(self.trainer).steps == 1 else super().training_step(batch, batch_idx)
+
+    module, callback = tiny_module(), skip()
+    module.__class__ = NoLoss
+    try:
+        fit2("ddp", steps=3, callbacks=(callback,), module=module)
+        ended = "at its last step"
+    except RuntimeError as error:
+        ended = str(error)
+    return {"ended": gathered(ended), "judged": gathered(callback.state_dict()["counts"])}
 
 
 if __name__ == "__main__":

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_manual_optimization
 from .device_step import local_gradients
 from .even_epochs import end_with_the_shortest
 from .private_names import align_logged_step, ready_batches
 from .progress import Progress
+from .token_weights import TokenWeights
 from .topology import data_parallel_size
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+#: What one optimizer step is the mean over.
+AverageOver = Literal["micro_batches", "tokens"]
 
 
 class Window(int):
@@ -47,16 +52,29 @@ class AccumulationWindows(StabilityCallback):
     different lengths, an epoch ends with the shortest on every rank, which is said once: a rank that goes on alone
     waits for the others for ever.
 
-    Logged: ``progress/micro_batches`` (per optimizer step, at logging steps).
+    With ``average_over="tokens"`` a step is the mean over the counted tokens of the whole window and all data-parallel
+    ranks, as if it were one batch, where padding or masks leave micro-batches with different numbers of them; otherwise
+    each micro-batch's mean weighs the same. The loss of ``training_step`` must be the mean over the micro-batch's
+    counted tokens: those of ``batch["labels"]`` that are not -100, or as many as the LightningModule's
+    ``count_targets(batch) -> Tensor`` says (0-d, on the device; of a model that shifts labels by itself, write
+    ``(batch["labels"][:, 1:] != -100).sum()``). A micro-batch without counted tokens must have a loss whose gradient is
+    finite, as torch's cross entropy has, and weighs nothing; a window without any has gradients of zero. Of the losses
+    that callbacks see before the backward pass each is multiplied by its weight. Costs one pass over the gradients, and
+    one sum over ranks, per step; the host waits for neither.
+
+    Logged: ``progress/micro_batches`` (per optimizer step, at logging steps), ``progress/counted_tokens`` (likewise,
+    over all ranks; with ``average_over="tokens"`` alone).
 
     Args:
         global_batch: Samples per optimizer step, over all ranks.
         micro_batch: Samples per rank and forward pass.
+        average_over: ``micro_batches`` or ``tokens``.
 
     Raises:
         MisconfigurationException: when the global batch is no multiple of ``micro_batch * ranks`` (the nearest legal
             sizes are named), when ``Trainer(accumulate_grad_batches=...)`` or a scheduler callback sets the window as
-            well, under manual optimization, or when the loader hands out batches of another size.
+            well, under manual optimization, when the loader hands out batches of another size, or when tokens are to
+            be counted and neither the batch nor the LightningModule says how.
 
     Example::
 
@@ -67,12 +85,17 @@ class AccumulationWindows(StabilityCallback):
     #: Whether a batch that is too small is refused wherever a window begins with it, or in the first window of a fit.
     strict: ClassVar[bool] = False
 
-    def __init__(self, global_batch: int, micro_batch: int) -> None:
+    def __init__(self, global_batch: int, micro_batch: int, average_over: AverageOver = "micro_batches") -> None:
         for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
             if value < 1:
                 raise MisconfigurationException(f"`AccumulationWindows({name}={value})`: must be at least 1.")
+        if average_over not in (legal := get_args(AverageOver)):
+            raise MisconfigurationException(
+                f"`AccumulationWindows(average_over={average_over!r})`: must be one of {', '.join(legal)}."
+            )
         self.global_batch = global_batch
         self.micro_batch = micro_batch
+        self.token_weights = TokenWeights() if average_over == "tokens" else None
         self._opened_at = -1
         self._has_checked = False
 
@@ -126,6 +149,8 @@ class AccumulationWindows(StabilityCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         end_with_the_shortest(trainer)
+        if self.token_weights is not None:
+            self.token_weights = TokenWeights()  # what an earlier fit counted may have had another size
         self._open(trainer, offset=ready_batches(trainer))
         self._opened_at = -1  # Lightning resets that count before the first batch: open again there
 
@@ -133,6 +158,8 @@ class AccumulationWindows(StabilityCallback):
         if Progress.of(trainer).steps != self._opened_at:
             self._open(trainer, offset=batch_idx)
             self._refuse_another_size(trainer)
+        if self.token_weights is not None:
+            self.token_weights.begin_batch(trainer, pl_module, batch)
         align_logged_step(trainer)
 
     def _refuse_another_size(self, trainer: Trainer) -> None:
@@ -151,12 +178,20 @@ class AccumulationWindows(StabilityCallback):
         if trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
             end_with_the_shortest(trainer)
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self.token_weights is not None:
+            self.token_weights.weigh(loss)
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        held = self._held(trainer)
-        if held < trainer.accumulate_grad_batches and pl_module.automatic_optimization:
+        held, counted = self._held(trainer), None
+        if self.token_weights is not None:
+            counted = self.token_weights.settle(trainer, optimizer)
+        elif held < trainer.accumulate_grad_batches and pl_module.automatic_optimization:
             scale_gradients(optimizer, trainer.accumulate_grad_batches / held)
         if is_logging_step(trainer):
             pl_module.log("progress/micro_batches", float(held))
+            if counted is not None:
+                pl_module.log("progress/counted_tokens", counted)
 
     @staticmethod
     def _held(trainer: Trainer) -> int:
@@ -170,6 +205,8 @@ class AccumulationWindows(StabilityCallback):
         if trainer.num_training_batches != float("inf"):
             size = max(1, min(size, int(trainer.num_training_batches) - offset))
         trainer.accumulate_grad_batches = Window(size, offset)
+        if self.token_weights is not None:
+            self.token_weights.open_window()
         self._opened_at = Progress.of(trainer).steps
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from .accumulation import AccumulationWindows, Window
+from .accumulation import AccumulationWindows, AverageOver, Window
 from .base import MisconfigurationException, is_logging_step, rank_zero_info
 from .batch_schedule import BatchSchedule, Ramp, build_schedule
 from .learning_rate import EffectiveLR
@@ -50,9 +50,6 @@ class BatchSizeWarmup(AccumulationWindows):
     counts all three; ``samples_before(step)`` and ``steps_in(samples)`` convert a horizon.
     ``trainer.estimated_stepping_batches`` cannot, and says so.
 
-    What is not here: windows weighted by token counts. The weight of a micro-batch would depend on those behind it in
-    the window, on all ranks, and its loss is back-propagated before they are known; only the module's loss could.
-
     Logged at logging steps: ``stability/batch_size`` (samples of this step's window), ``progress/micro_batches``.
 
     Args:
@@ -65,6 +62,8 @@ class BatchSizeWarmup(AccumulationWindows):
             smaller micro-batch that divides it. The loader must follow: it asks ``window_at``, as lit-stable's does.
         lr_factor: What the learning rate of a step is multiplied by, where ``global_batch`` is what the schedule was
             made for: ``none``: 1; ``sqrt``: (batch / global_batch)^0.5; ``linear``: batch / global_batch.
+        average_over: What a step is the mean over, as in ``AccumulationWindows``; ``None``: the data module's attribute
+            ``average_over``, else ``micro_batches``.
         action: ``log``: train on the full batch always and log the size that the ramp would have had.
 
     Raises:
@@ -93,17 +92,19 @@ class BatchSizeWarmup(AccumulationWindows):
         tokens_per_sample: int | None = None,
         fit_micro_batch: bool = False,
         lr_factor: Literal["none", "sqrt", "linear"] = "none",
+        average_over: AverageOver | None = None,
         action: Literal["act", "log"] = "act",
     ) -> None:
         self.ramp = ramp
         self.tokens_per_sample = tokens_per_sample
         self.fit_micro_batch = fit_micro_batch
         self.lr_factor = lr_factor
+        self.average_over = average_over
         self.action = action
         self._given = {"global_batch": global_batch, "micro_batch": micro_batch, "tokens_per_sample": tokens_per_sample}
         self._schedule: BatchSchedule | None = None
         if global_batch is not None and micro_batch is not None:
-            self._lay_out(global_batch, micro_batch)
+            self._lay_out(global_batch, micro_batch, average_over or "micro_batches")
 
     # -- the ramp ----------------------------------------------------------------------------------------------------
 
@@ -126,10 +127,11 @@ class BatchSizeWarmup(AccumulationWindows):
                 f" `BatchSizeWarmup({self.ramp!r}, {lacking}=...)`."
             )
         self.tokens_per_sample = found["tokens_per_sample"]
-        self._lay_out(found["global_batch"], found["micro_batch"])
+        over = self.average_over or getattr(data, "average_over", None) or "micro_batches"
+        self._lay_out(found["global_batch"], found["micro_batch"], over)
 
-    def _lay_out(self, global_batch: int, micro_batch: int) -> None:
-        super().__init__(global_batch, micro_batch)
+    def _lay_out(self, global_batch: int, micro_batch: int, average_over: AverageOver = "micro_batches") -> None:
+        super().__init__(global_batch, micro_batch, average_over)
         try:
             self._schedule = build_schedule(self.ramp, global_batch, self.tokens_per_sample)
         except ValueError as error:

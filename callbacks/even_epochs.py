@@ -28,7 +28,7 @@ def end_with_the_shortest(trainer: Trainer) -> None:
     number = _ENDLESS if own == float("inf") else int(own)
     # Of a number and its negative, the least are the shortest and the longest.
     both = torch.tensor([number, -number], device=trainer.strategy.root_device)
-    shortest, longest = trainer.strategy.reduce(both, reduce_op="min").tolist()  # type: ignore[union-attr]
+    shortest, longest = trainer.strategy.reduce(both, reduce_op="min").tolist()
     if shortest == -longest:
         return
     rank_zero_warn(

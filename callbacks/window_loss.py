@@ -9,13 +9,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .private_names import loss_scale
+from .token_weights import losses_correction
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
 
 class WindowLoss:
-    """Adds up what is backpropagated in a window: Lightning has divided it by the number of micro-batches already."""
+    """Adds up what is backpropagated in a window: Lightning has divided it by the number of micro-batches already.
+
+    Where steps are averaged over tokens the means are too; they are asked for within ``on_before_optimizer_step``.
+    """
 
     def __init__(self) -> None:
         self._sum: Tensor | None = None  # 0-d, fp32, multiplied by the loss scale if there is one
@@ -38,8 +42,9 @@ class WindowLoss:
     def own(self, trainer: Trainer) -> Tensor:
         """Mean over the window on this rank alone, 0-d fp32."""
         assert self._sum is not None
-        scale = loss_scale(trainer)
-        return self._sum if scale is None else self._sum / scale
+        scale, correction = loss_scale(trainer), losses_correction(trainer)
+        own = self._sum if scale is None else self._sum / scale
+        return own if correction is None else own * correction.to(own.device)
 
     def mean(self, trainer: Trainer) -> Tensor:
         """Mean over the window and all ranks, 0-d fp32, the same on each. A collective: all ranks call it."""

@@ -18,6 +18,7 @@ from lit_stable.callbacks.base import MisconfigurationException, rank_zero_info,
 from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.callbacks.progress import Mark
 from lit_stable.callbacks.safe_checkpoints import KEY
+from lit_stable.callbacks.token_weights import losses_correction
 from lit_stable.callbacks.topology import data_parallel_size
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.documents import document_ids, find_separator
@@ -214,7 +215,8 @@ class GPTModule(ModelFacts):
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         reported = is_reported_step(self.trainer, self.trainer.global_step + 1)
-        means = self.training_loss.window(self._mean_over_ranks if reported else None)
+        over_labels = losses_correction(self.trainer) is not None
+        means = self.training_loss.window(self._mean_over_ranks if reported else None, over_labels)
         if not reported:
             return
         self.window_loss = means["loss"]

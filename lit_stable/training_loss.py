@@ -28,6 +28,7 @@ class TrainingLoss:
         self.z_weight = z_weight
         self._function: Any = sample_losses_with_z if z_weight else sample_losses
         self._parts: dict[str, list[Tensor]] = {}
+        self._counts: list[Tensor] = []
 
     def compile(self, dynamic: bool | None) -> None:
         """Put the loss into a compiled region of its own: the fp32 copy of the logits is never written to memory."""
@@ -44,7 +45,8 @@ class TrainingLoss:
             The loss, 0-d fp32; and of each sample the sum of cross-entropies, detached, and the number of labels, (B,).
         """
         sums, counts, *squares = self._function(logits, labels)
-        count = counts.sum().clamp(min=1)  # the loss is 0 where every label is masked
+        self._counts.append(counts.sum().detach())
+        count = self._counts[-1].clamp(min=1)  # the loss is 0 where every label is masked
         loss: Tensor = sums.sum() / count
         self._note("loss", loss)
         if squares:
@@ -58,13 +60,21 @@ class TrainingLoss:
 
     def clear(self) -> None:
         """Begin a new window."""
-        self._parts = {}
+        self._parts, self._counts = {}, []
 
-    def window(self, reduce: Callable[[Tensor], Tensor] | None) -> dict[str, Tensor]:
+    def window(self, reduce: Callable[[Tensor], Tensor] | None, over_labels: bool = False) -> dict[str, Tensor]:
         """Close the window: mean of each part, ``loss`` being the cross-entropy alone.
 
         Args:
             reduce: Mean over ranks, a collective; ``None``: nothing is computed or returned.
+            over_labels: Whether every label weighs the same, or every micro-batch.
         """
-        parts, self._parts = self._parts, {}
-        return {} if reduce is None else {name: reduce(torch.stack(values).mean()) for name, values in parts.items()}
+        parts, counts = self._parts, self._counts
+        self.clear()
+        if reduce is None or not parts:
+            return {}
+        if not over_labels:
+            return {name: reduce(torch.stack(values).mean()) for name, values in parts.items()}
+        weights = torch.stack(counts).float()  # (micro-batches,)
+        total = reduce(weights.sum()).clamp(min=torch.finfo(torch.float32).tiny)
+        return {name: reduce((torch.stack(values) * weights).sum()) / total for name, values in parts.items()}

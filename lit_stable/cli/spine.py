@@ -30,7 +30,7 @@ def spine(data: TokenDataModule, validate_every: int, surgery: Surgery, given: S
     def names(kind: type[Callback]) -> bool:
         return any(isinstance(callback, kind) for callback in given)
 
-    windows = AccumulationWindows(data.global_batch, data.micro_batch)
+    windows = AccumulationWindows(data.global_batch, data.micro_batch, data.average_over)
     return [
         Progress(),
         Events(),

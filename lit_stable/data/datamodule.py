@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
+from lit_stable.callbacks.accumulation import AverageOver
 from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.progress import Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
@@ -55,6 +56,8 @@ class TokenDataModule(LightningDataModule):
         validation_from: Date from which on documents are not trained on, YYYY-MM-DD or yyyymmdd; those of each source
             that has some become the validation set ``SOURCE_from_DATE``. Documents without a date are left out.
         mask_repeats: Which repetitions have no loss in training; None: all tokens do.
+        average_over: What an optimizer step is the mean over. ``tokens``: all labels that count, alike;
+            ``micro_batches``: the means of all micro-batches, alike.
 
     Raises:
         ValueError: with every problem of the arguments, one per line; in ``setup``, with every problem of the stores;
@@ -80,6 +83,7 @@ class TokenDataModule(LightningDataModule):
         weight_schedule: WeightSchedule | None = None,
         validation_from: str | int | None = None,
         mask_repeats: MaskRepeats | None = None,
+        average_over: AverageOver = "micro_batches",
     ) -> None:
         super().__init__()
         self.sources = dict(sources)
@@ -96,6 +100,7 @@ class TokenDataModule(LightningDataModule):
         self.weight_schedule = weight_schedule
         self.validation_from = validation_from
         self.mask_repeats = mask_repeats
+        self.average_over = average_over
         problems = argument_problems(self)
         if problems:
             raise ValueError("\n".join(problems))

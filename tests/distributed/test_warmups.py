@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from launch import run_scenarios
-from rank_scenarios_warmups import lengths, ramp
+from lightning.pytorch import Callback
+from rank_scenarios_warmups import MaskedData, MaskedSamples, by_tokens, lengths, ramp
 from tiny_fit import WIDTH
-from tiny_gpt_run import LENGTH, fit
+from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, fit
 
 from lit_stable.callbacks import Progress
 
@@ -18,7 +20,13 @@ from lit_stable.callbacks import Progress
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     # The ramp shares a folder, which takes process groups that are up: it comes second.
-    names = ["lengths_on_two_ranks", "ramp_on_two_ranks", "loaders_of_unequal_length"]
+    names = [
+        "lengths_on_two_ranks",
+        "ramp_on_two_ranks",
+        "averaged_over_tokens_ddp",
+        "averaged_over_tokens_fsdp2",
+        "loaders_of_unequal_length",
+    ]
     found = run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_warmups.py")
     for value in found.values():
         assert "error" not in value, value["error"]
@@ -48,6 +56,28 @@ def test_lengths_cut_the_same_tokens_on_two_ranks_as_on_one(results: dict[str, A
     close(two["rows"], alone.rows)
     tokens = 8 * sum(lengths().length(step) for step in range(1, 7))
     assert two["mark"] == list(Progress.of(alone.trainer).mark) == [6, 48, tokens]
+
+
+class ByHand(Callback):
+    """Loss and norm of the gradient of one batch of all that the first step sees."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        batches = list(itertools.islice(MaskedSamples(0, 0, 1), GLOBAL_BATCH // MICRO_BATCH))
+        inputs, labels = (torch.cat([batch[name] for batch in batches]) for name in ("input_ids", "labels"))
+        loss = torch.nn.functional.cross_entropy(pl_module(inputs).flatten(0, 1), labels.flatten())
+        gradients = torch.autograd.grad(loss, list(pl_module.parameters()))
+        self.loss, self.norm = float(loss), float(torch.nn.utils.get_total_norm(gradients))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_steps_averaged_over_tokens_are_those_of_one_big_batch(results: dict[str, Any], strategy: str) -> None:
+    two = results[f"averaged_over_tokens_{strategy}"]
+    assert two["same_bits"], "resumed in mid-window"
+    hand = ByHand()
+    alone = fit(steps=3, windows=by_tokens(), data=MaskedData(), validates=False, callbacks=(hand,))
+    close(two["rows"], alone.rows)
+    _, loss, _, norm = two["rows"][0]
+    assert (loss, norm) == (pytest.approx(hand.loss, rel=1e-5), pytest.approx(hand.norm, rel=1e-5))
 
 
 def test_epochs_end_with_the_shortest_loader_on_every_rank(results: dict[str, Any]) -> None:

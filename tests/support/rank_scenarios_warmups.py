@@ -8,7 +8,15 @@ import torch
 import torch.distributed as dist
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
 from tiny_fit import TinyModule, Watch, quiet_trainer, sample
-from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, SaveEveryMicroBatch
+from tiny_gpt_run import (
+    GLOBAL_BATCH,
+    LENGTH,
+    MICRO_BATCH,
+    NumberedData,
+    NumberedSamples,
+    SaveEveryMicroBatch,
+    equal_bits,
+)
 from torch.utils.data import DataLoader
 
 from lit_stable.callbacks import AccumulationWindows, BatchSizeWarmup, Progress, SequenceLengthWarmup
@@ -36,6 +44,43 @@ def ramp_on_two_ranks() -> dict[str, Any]:
 def lengths_on_two_ranks() -> dict[str, Any]:
     run = fit2("fsdp2", steps=6, callbacks=(lengths(),))
     return {"rows": run.rows, "mark": list(Progress.of(run.trainer).mark)}
+
+
+class MaskedSamples(NumberedSamples):
+    """A sample's first token says how many of its labels count: from none on."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            counted = (batch["input_ids"][:, :1] * 5) % (LENGTH + 1)
+            masked = torch.arange(LENGTH) >= counted
+            yield {**batch, "labels": batch["labels"].masked_fill(masked, -100)}
+
+
+class MaskedData(NumberedData):
+    samples = MaskedSamples
+
+
+def by_tokens() -> AccumulationWindows:
+    return AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH, average_over="tokens")
+
+
+def _averaged_over_tokens(strategy: str) -> dict[str, Any]:
+    folder = shared_folder()
+    save = SaveEveryMicroBatch(folder, only=(3,))
+    run = fit2(strategy, steps=3, windows=by_tokens(), data=MaskedData(), callbacks=(save,), validates=False)
+    path = folder / "m3.ckpt"
+    again = fit2(strategy, steps=3, windows=by_tokens(), data=MaskedData(), ckpt_path=path, validates=False)
+    return {"rows": run.rows, "same_bits": equal_bits(again.weights, run.weights)}
+
+
+@scenario
+def averaged_over_tokens_ddp() -> dict[str, Any]:
+    return _averaged_over_tokens("ddp")
+
+
+@scenario
+def averaged_over_tokens_fsdp2() -> dict[str, Any]:
+    return _averaged_over_tokens("fsdp2")
 
 
 def from_all(value: Any) -> list[Any]:

@@ -63,13 +63,15 @@ def sample(number: int, length: int = LENGTH) -> torch.Tensor:
 
 
 class NumberedData(LightningDataModule):
+    samples = NumberedSamples
+
     def __init__(self, length: int = LENGTH) -> None:
         super().__init__()
         self.length = length
 
     def _stream(self, start: int) -> NumberedSamples:
         rank, size = data_parallel_rank(self.trainer), data_parallel_size(self.trainer)
-        return NumberedSamples(start, rank, size, self.length)
+        return self.samples(start, rank, size, self.length)
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self._stream(Progress.of(self.trainer).position), batch_size=None)

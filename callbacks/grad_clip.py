@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -60,6 +61,8 @@ class GradClip(StabilityCallback):
 
     Attributes:
         ceiling: Largest norm that a rewind of :class:`~.recovery.Recovery` asks for, whatever else holds; or ``None``.
+        overriding: What another callback (``LROverride``) sets for the largest norm in the step that opens at given
+            counters, ``None`` where it sets nothing; it stands above ``max_norm`` and ``schedule``.
 
     Args:
         max_norm: Largest norm, > 0. BloombergGPT v2: 0.3; OPT and BLOOM: 1.0. ``None``: 1.0, or no cap where
@@ -115,6 +118,7 @@ class GradClip(StabilityCallback):
         self.unit = unit
         self.action = action
         self.ceiling: float | None = None
+        self.overriding: Callable[[Mark], float | None] | None = None
         self.adaptive, self.ada_gc = adaptive, ada_gc
         self._kind = "z_clip" if adaptive is not None else "ada_gc"
         self._statistics: PartStatistics | None = None
@@ -182,6 +186,11 @@ class GradClip(StabilityCallback):
 
     def cap(self, mark: Mark) -> float | None:
         """The largest norm, whatever the statistics say, in the step that opens at these counters; None: no cap."""
+        asked = None if self.overriding is None else self.overriding(mark)
+        return self.own_cap(mark) if asked is None else asked
+
+    def own_cap(self, mark: Mark) -> float | None:
+        """The same by ``max_norm`` and ``schedule`` alone."""
         return norm_at(self.stages, getattr(mark, self.unit)) if self.stages else self.max_norm
 
     def _judge(self, trainer: Trainer, norms: Tensor, total: Tensor, finite: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .base import MisconfigurationException, StabilityCallback, rank_zero_info, was_logging_step
 from .configured import Configured, settle
 from .dropout_rate import DropoutRate
 from .events import Event, Events, emit
+from .grad_clip import GradClip
 from .learning_rate import EffectiveLR, Modifier
 from .one_cycle import let_cycles_end, undo
+from .override_arguments import option_problems
 from .progress import Mark, Progress
 from .rate_change import RateChange
 from .scheduler_settings import groups, plain
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LROverride(StabilityCallback):
-    """Override the learning rate, weight decay, betas, eps or dropout from a point of a run on.
+    """Override the learning rate, weight decay, betas, eps, dropout or clipping norm from a point of a run on.
 
     Over any scheduler, or a LightningModule that sets its own rate: the effective value stands in the optimizer for the
     step alone (see ``EffectiveLR``), so it beats what a checkpoint restored, holds for every later step, is the same
@@ -34,8 +37,8 @@ class LROverride(StabilityCallback):
     scheduler's horizon or factors, the function of a ``LambdaLR`` if the checkpoint had this callback) obey
     ``on_conflict``: ``error`` refuses; ``override`` rebuilds the schedulers as the code has them, at the step where
     they stand; ``checkpoint`` keeps the old ones. Other options of the optimizer always come from the code, and are
-    printed old -> new. A ``OneCycleLR`` past its end stays at its last rate instead of raising. A clipping norm that
-    changes in mid-run belongs to ``GradClip``.
+    printed old -> new. A ``OneCycleLR`` past its end stays at its last rate instead of raising. ``clip`` holds for
+    ``GradClip`` whatever its own norm or schedule says (a norm by stages known from the start belongs there).
 
     Its first step is an event of kind ``lr_override`` (see :class:`~.events.Events`), with old and new values; a resume
     prints the line again, and is no event.
@@ -64,12 +67,13 @@ class LROverride(StabilityCallback):
         betas: Adam's decay rates, each in [0, 1).
         eps: Adam's eps, > 0.
         dropout: New rate of every dropout module, in [0, 1).
+        clip: New largest gradient norm of ``GradClip``, > 0.
         on_conflict: See above.
         action: ``act``, or ``log`` alone.
 
     Raises:
         MisconfigurationException: when arguments are wrong (all of them at once) or change nothing, when no group has
-            the option to change, when a rate cannot be scaled, or on a conflict.
+            the option to change or no ``GradClip`` is there, when a rate cannot be scaled, or on a conflict.
 
     Example::
 
@@ -93,6 +97,7 @@ class LROverride(StabilityCallback):
         betas: tuple[float, float] | None = None,
         eps: float | None = None,
         dropout: float | None = None,
+        clip: float | None = None,
         on_conflict: Literal["error", "override", "checkpoint"] = "error",
         action: Literal["act", "log"] = "act",
     ) -> None:
@@ -100,19 +105,21 @@ class LROverride(StabilityCallback):
         self.change = RateChange(factor, peak, floor, horizon, warmup, shape, schedule)
         self.options = {"weight_decay": weight_decay, "betas": None if betas is None else tuple(betas), "eps": eps}
         self.dropout = None if dropout is None else DropoutRate(dropout)
-        problems = [*self.change.problems(), *_problems(start, self.options, dropout)]
-        if not self.change.changes_the_rate and dropout is None and set(self.options.values()) == {None}:
+        self.clip = clip
+        problems = [*self.change.problems(), *option_problems(start, weight_decay, betas, eps, dropout, clip)]
+        if not self.change.changes_the_rate and {dropout, clip, *self.options.values()} == {None}:
             problems.append("nothing to override; give factor, peak, floor, horizon, schedule or an option.")
         if problems:
             raise MisconfigurationException("\n".join(f"`LROverride`: {problem}" for problem in problems))
-        values = (start, unit, factor, peak, floor, horizon, warmup, shape, schedule, *self.options.values(), dropout)
-        self._settings = repr([plain(value) for value in values])
+        values = (start, unit, factor, peak, floor, horizon, warmup, shape, schedule, *self.options.values())
+        self._settings = repr([plain(value) for value in (*values, dropout, clip)])
         self._begun: Mark | None = None
         self._recorded: dict[str, Any] | None = None  # what the run follows and no scheduler saves, by name
         self._configured: Configured | None = None
         self._bases: list[float] = []
         self._asked: dict[int, float] = {}
         self._cycles: list[Any] = []
+        self._clip: GradClip | None = None
         self._announced = False  # in this fit
         self._told = False  # as an event, in this run
 
@@ -125,6 +132,7 @@ class LROverride(StabilityCallback):
         Progress.of(trainer)
         Events.of(trainer)
         self.modify(EffectiveLR.of(trainer))
+        self.modify_clip(trainer.callbacks)  # type: ignore[attr-defined]
 
     def modify(self, effective: EffectiveLR) -> None:
         """Add what the override does to learning rates and options: pure functions of progress, once it has begun."""
@@ -132,6 +140,18 @@ class LROverride(StabilityCallback):
         for key, value in self.options.items():
             if value is not None and self.action == "act":
                 effective.add_option("LROverride", key, self._option(key, value), replaces=True)
+
+    def modify_clip(self, callbacks: Iterable[Any]) -> None:
+        """Add what the override does to the largest norm of the `GradClip` among these, if anything."""
+        if self.clip is None or self.action == "log":
+            return
+        self._clip = next((c for c in callbacks if isinstance(c, GradClip)), None)
+        if self._clip is None:
+            raise MisconfigurationException(
+                f"`LROverride(clip={self.clip})`: no `GradClip` is among the callbacks, so nothing clips; add one, with"
+                " the norm that held before."
+            )
+        self._clip.overriding = lambda mark: self.clip if self.is_active(mark) else None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.action == "act":  # before anything steps a scheduler, as a rebuilding one does
@@ -231,6 +251,9 @@ class LROverride(StabilityCallback):
                 parts.append(f"{key} {effective.own[key]} -> {effective.used[key]}" if acts else f"{key} -> {value}")
         if self.dropout is not None:
             parts.append(f"dropout {self.dropout.own} -> {self.dropout.p}")
+        if self.clip is not None:
+            own = "" if self._clip is None else f"{self._clip.own_cap(mark)} "
+            parts.append(f"clip {own}-> {self.clip}")
         verb = "overrides" if acts else "would override"
         return f"LROverride: at {getattr(mark, self.unit)} {self.unit} {verb} {', '.join(parts)}"
 
@@ -244,6 +267,9 @@ class LROverride(StabilityCallback):
         self._cycles = []
         if self.dropout is not None:
             self.dropout.restore()
+        if self._clip is not None:
+            self._clip.overriding = None
+        self._clip = None
 
     def state_dict(self) -> dict[str, Any]:
         begun = None if self._begun is None else list(self._begun)
@@ -259,13 +285,3 @@ class LROverride(StabilityCallback):
 def _applies(key: str, group: dict[str, Any]) -> bool:
     """Whether a group has the option; one that is not decayed never is."""
     return key in group and (key != "weight_decay" or group[key] > 0)
-
-
-def _problems(start: int | None, values: dict[str, Any], dropout: float | None) -> list[str]:
-    decay, betas, eps = values["weight_decay"], values["betas"], values["eps"]
-    found = [f"start={start}: must be 0 or more."] if start is not None and start < 0 else []
-    found += [f"weight_decay={decay}: must be 0 or more."] if decay is not None and not decay >= 0 else []
-    found += [f"betas={betas}: each must lie in [0, 1)."] if betas and not all(0 <= b < 1 for b in betas) else []
-    found += [f"eps={eps}: must be > 0."] if eps is not None and not eps > 0 else []
-    found += [f"dropout={dropout}: must lie in [0, 1)."] if dropout is not None and not 0 <= dropout < 1 else []
-    return found

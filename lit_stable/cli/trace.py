@@ -103,6 +103,8 @@ class _Modifiers:
         for feature in (_find(features, BatchSizeWarmup), self._override, self._reset):
             if feature is not None:
                 feature.modify(self._effective)
+        if self._override is not None:
+            self._override.modify_clip(features)
         self._keys = self._effective.keys
 
     def reach(self, mark: Mark) -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from scheduled_fit import SCHEDULERS, Rates, Scheduled
-from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 from torch.optim import lr_scheduler as schedulers
 
-from lit_stable.callbacks import BatchSizeWarmup, EffectiveLR, LROverride, Progress
+from lit_stable.callbacks import BatchSizeWarmup, EffectiveLR, GradClip, LROverride, Progress, global_grad_norm
 from lit_stable.callbacks import configured as configured_module
 from lit_stable.callbacks import events as events_module
 from lit_stable.callbacks import lr_override as override_module
@@ -239,6 +239,79 @@ def test_dropout_changes_in_train_mode_alone_and_is_put_back() -> None:
     assert not torch.equal(module.train().net(x), module.net(x))
 
 
+@pytest.mark.parametrize("weight_decay", [0.05, 0.0])
+def test_a_decay_changed_on_resume_is_the_same_over_three_resumes(weight_decay: float, tmp_path: Path) -> None:
+    checkpoint, used = tmp_path / "a.ckpt", []
+    fit(Scheduled(weight_decay=0.5), steps=2, save=checkpoint)
+    note = Watch("on_train_batch_end", lambda t, *rest: used.append(EffectiveLR.of(t).used["weight_decay"]))
+    for stop in (3, 5, 6):
+        override = LROverride(weight_decay=weight_decay)
+        trainer, _ = fit(Scheduled(weight_decay=0.5), override, note, steps=stop, resume=checkpoint, save=checkpoint)
+        assert [g["weight_decay"] for g in trainer.optimizers[0].param_groups] == [0.5, 0.0]
+    assert used == [[weight_decay, 0.0]] * 4
+
+
+def clipped_norms(override: Any, *callbacks: Any, steps: int, resume: Any = None, save: Any = None) -> list[float]:
+    """Norm of the gradients, far above any limit before, that each step took."""
+    norms: list[float] = []
+    note = lambda t, o: norms.append(float(global_grad_norm(t.lightning_module.parameters())))  # noqa: E731
+    watch = Watch("on_before_optimizer_step", note)
+    module = TinyModule(adamw(fused=False), poison=dict.fromkeys(range(steps), 1e4))
+    fit(module, *callbacks, *([override] if override else []), watch, steps=steps, resume=resume, save=save)
+    return norms
+
+
+@pytest.mark.parametrize("stages", [None, [{"from": 3, "max_norm": 1.0}]], ids=["fixed", "staged"])
+def test_a_clipping_norm_changes_at_a_step_whatever_was_in_force(stages: Any) -> None:
+    """Cases O12 and O15: 2.5, then 1.5."""
+    clip = GradClip(2.5, schedule=stages)
+    assert clipped_norms(LROverride(start=2, clip=1.5), clip, steps=4) == pytest.approx([2.5, 2.5, 1.5, 1.5], rel=1e-5)
+    assert clip.overriding is None, "taken away with the fit"
+
+
+def test_a_clipping_norm_changes_on_resume_and_stays_over_three(tmp_path: Path, printed: list[str]) -> None:
+    """Case B12: 1.0 -> 0.3 where the run is resumed."""
+    checkpoint = tmp_path / "a.ckpt"
+    norms = clipped_norms(None, GradClip(1.0), steps=2, save=checkpoint)
+    for stop in (3, 5, 6):
+        norms += clipped_norms(LROverride(clip=0.3), GradClip(1.0), steps=stop, resume=checkpoint, save=checkpoint)
+    assert norms == pytest.approx([1.0] * 2 + [0.3] * 4, rel=1e-5)
+    assert printed == [f"LROverride: at {step} steps overrides clip 1.0 -> 0.3" for step in (2, 3, 5)]
+    assert clipped_norms(None, GradClip(1.0), steps=7, resume=checkpoint) == pytest.approx([1.0], rel=1e-5)
+
+
+def test_a_clipping_norm_that_is_only_logged_clips_nothing(printed: list[str]) -> None:
+    override = LROverride(start=1, clip=0.3, action="log")
+    assert clipped_norms(override, GradClip(1.0), steps=2) == pytest.approx([1.0] * 2, rel=1e-5)
+    assert printed == ["LROverride: at 1 steps would override clip -> 0.3"]
+
+
+def test_a_clipping_norm_without_a_clip_is_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"`LROverride\(clip=0.3\)`: no `GradClip` .* add one"):
+        fit(TinyModule(), LROverride(clip=0.3), steps=1)
+
+
+@pytest.mark.parametrize("saved_at", [1, 3, 4, 8])
+def test_over_a_batch_ramp_the_rate_is_a_function_of_the_samples_after_any_resume(
+    saved_at: int, tmp_path: Path
+) -> None:
+    """Steps open at 0, 4, 8, 16, 28 samples; a save in mid-window is of the step before."""
+
+    def run(*others: Any, resume: Any = None) -> tuple[Any, Rates]:
+        ramp = BatchSizeWarmup("4 for 2 steps then 8 for 1 steps then 12", 12, 2, lr_factor="linear")
+        override = LROverride(unit="samples", schedule=[(0, 0.0), (40, 0.4)], start=8)
+        return fit(Scheduled(), ramp, override, *others, steps=5, resume=resume)
+
+    straight, rates = run(SaveAtSteps(tmp_path))
+    batches = (4, 4, 8, 12, 12)
+    asked = [0.1, 0.1, 0.08, 0.16, 0.28]
+    expected = [lr * batch / 12 for lr, batch in zip(asked, batches, strict=True)]
+    assert [lrs[0] for lrs in rates.used] == pytest.approx(expected, rel=1e-12)
+    resumed, tail = run(resume=tmp_path / f"micro-{saved_at}.ckpt")
+    assert tail.used == rates.used[-len(tail.used) :]
+    assert_same_bits(snapshot(resumed), snapshot(straight))
+
+
 # -- what a checkpoint brings along ----------------------------------------------------------------------------------
 
 
@@ -422,6 +495,8 @@ def test_says_old_and_new_once_as_read_back_from_the_optimizer(printed: list[str
         ({"weight_decay": -0.1}, "weight_decay=-0.1: must be 0 or more"),
         ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\): each must lie in \[0, 1\)"),
         ({"eps": 0.0}, "eps=0.0: must be > 0"),
+        ({"clip": 0.0}, "clip=0.0: must be a finite number > 0"),
+        ({"clip": math.inf}, "clip=inf: must be a finite number > 0"),
         ({"dropout": 1.0}, r"dropout=1.0: must lie in \[0, 1\)"),
         ({"eps": 0.0, "factor": math.inf}, "factor=inf(.|\n)*eps=0.0"),
     ],

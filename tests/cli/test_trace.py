@@ -78,6 +78,13 @@ def test_g2_the_rate_at_the_override_of_bnb_6(of_104b):
         assert [f"{row.lr:.4e}" for row in found[11_998:]] == ["5.9986e-05", "5.8415e-05", "5.8414e-05"]
 
 
+def test_the_clipping_norm_of_b12_at_an_override_leaves_the_features_as_they_are():
+    clip, override = GradClip(1.0), LROverride(clip=0.3)
+    found = rows(4, clip, override, resumed_at=2)
+    assert [row.clip for row in found] == [1.0, 0.3, 0.3, 0.3]  # as the next iteration uses it
+    assert clip.overriding is None
+
+
 def test_g2_the_rate_at_the_rollback_of_en_6():
     found = rows(16_800, ramp(RAMP_OF_104B))
     assert (found[-1].samples, f"{found[-1].lr:.4e}") == (7_594_208, "5.9550e-05")

@@ -45,13 +45,13 @@ class Entry:
     trouble: bool = False
     """Whether it answers events, so that one is told of in the second step."""
     later: tuple[str, ...] = ()
-    """Keys that it logs once something has happened that does not happen here."""
+    """Keys that it logs once something has happened, or is asked for, that is not here."""
     no_scaler: str = ""
     """What it says when it refuses a gradient scaler."""
 
 
 ENTRIES = {
-    "AccumulationWindows": Entry({"global_batch": 8, "micro_batch": 2}),
+    "AccumulationWindows": Entry({"global_batch": 8, "micro_batch": 2}, later=("progress/counted_tokens",)),
     "ActivationMonitor": Entry({"modules": {"fc1": ["net.0"], "fc2": ["net.3"]}}),
     "Alarm": Entry({"command": "true"}),
     "AttentionMonitor": Entry(),

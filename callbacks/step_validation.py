@@ -1,10 +1,11 @@
-"""Validation every so many optimizer steps, whatever the accumulation window."""
+"""Validation every so many optimizer steps, samples or tokens, whatever the accumulation window."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import MisconfigurationException, StabilityCallback, rank_zero_warn
+from .cadence import Cadence, Every, parse_cadence
 from .private_names import window_is_open
 from .progress import Progress
 
@@ -13,19 +14,21 @@ if TYPE_CHECKING:
 
 
 class ValidateEverySteps(StabilityCallback):
-    """Validate after every ``every``-th optimizer step and after the last one.
+    """Validate after every ``every``-th optimizer step, or so many samples or tokens, and after the last step.
 
     Lightning counts micro-batches, so a batch-size ramp would change when it validates, and a resume in mid-window
-    would shift it. This is a function of the optimizer step alone; several optimizers that step on one batch take one
-    step together. Give the Trainer ``check_val_every_n_epoch=None`` (Lightning then looks at every micro-batch). A run
-    that is told to stop by ``trainer.should_stop`` validates first, as Lightning has it; ``GracefulStop`` does without.
-    Where there is nothing to validate with, that is said; ``fast_dev_run`` validates as it does. Nothing is logged.
+    would shift it. This is a function of ``Progress`` alone, and asked at the end of a window: in samples or tokens the
+    step that comes to a multiple, or over it, is validated after, however large a ramp has made its batch. Several
+    optimizers that step on one batch take one step together. Give the Trainer ``check_val_every_n_epoch=None``
+    (Lightning then looks at every micro-batch). A run that is told to stop by ``trainer.should_stop`` validates first,
+    as Lightning has it; ``GracefulStop`` does without. Where there is nothing to validate with, that is said;
+    ``fast_dev_run`` validates as it does. Nothing is logged.
 
     Args:
-        every: Optimizer steps between validations, >= 1.
+        every: Optimizer steps between validations, >= 1; or text with a unit, as ``2M tokens`` or ``10_000 samples``.
 
     Raises:
-        MisconfigurationException: when ``every`` < 1, or the Trainer validates by epochs.
+        MisconfigurationException: when ``every`` cannot be read or is below 1, or the Trainer validates by epochs.
 
     Example::
 
@@ -34,10 +37,11 @@ class ValidateEverySteps(StabilityCallback):
 
     order: ClassVar[int] = 60
 
-    def __init__(self, every: int = 1000) -> None:
-        if every < 1:
-            raise MisconfigurationException(f"`ValidateEverySteps(every={every})`: must be at least 1.")
-        self.every = every
+    def __init__(self, every: Every = 1000) -> None:
+        try:
+            self.every = parse_cadence(every)
+        except ValueError as error:
+            raise MisconfigurationException(f"`ValidateEverySteps(every={every})`: {error}") from None
         self._trainers_own: int | float | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -72,11 +76,12 @@ class ValidateEverySteps(StabilityCallback):
 class StepCheck(int):
     """An int that, on the right side of ``%``, is zero when it is time to validate."""
 
+    every: Cadence
     trainer: Trainer
 
-    def __new__(cls, every: int, trainer: Trainer) -> StepCheck:
-        check = super().__new__(cls, every)
-        check.trainer = trainer
+    def __new__(cls, every: Cadence, trainer: Trainer) -> StepCheck:
+        check = super().__new__(cls, every.number)
+        check.every, check.trainer = every, trainer
         return check
 
     def __rmod__(self, micro_batches: int) -> int:
@@ -84,4 +89,5 @@ class StepCheck(int):
         if window_is_open(trainer):
             return 1
         last = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
-        return 0 if last else Progress.of(trainer).steps % int(self)
+        progress = Progress.of(trainer)
+        return 0 if last or self.every.is_due(progress.start, progress.mark) else 1

@@ -11,9 +11,10 @@ from torch import nn
 
 from lit_stable.callbacks import BatchSizeWarmup, EightBitAdam, LayerNormFreeze
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.cadence import Every
 from lit_stable.callbacks.eight_bit_layout import TensorPlan, plan_states, state_table
 from lit_stable.cli.check_batches import batches
-from lit_stable.cli.check_checkpoints import retention
+from lit_stable.cli.check_checkpoints import cadences, retention
 from lit_stable.cli.check_data import reading
 from lit_stable.cli.published import NOTHING_PUBLISHED, Published
 from lit_stable.cli.trace import Row
@@ -42,6 +43,7 @@ def check(
     published: Published = NOTHING_PUBLISHED,
     rows: Sequence[Row] = (),
     checkpoints: Checkpoints | None = None,
+    validate_every: Every = 500,
 ) -> str:
     """A page about the resolved recipe on ``devices`` devices.
 
@@ -54,7 +56,8 @@ def check(
         mesh: How they are laid out.
         published: What is published of the model.
         rows: The trace of the run; none where it has no end.
-        checkpoints: What is kept.
+        checkpoints: When to save, and what is kept.
+        validate_every: How often to validate.
 
     Raises:
         MisconfigurationException: with every problem that only shows when parts meet.
@@ -67,7 +70,7 @@ def check(
     with torch.device("meta"):
         outline = module.outline()
     _freeze(outline, features)
-    plans = _plans(outline, features)
+    plans, checkpoints = _plans(outline, features), checkpoints or Checkpoints()
     sections = [
         "\n".join(filter(None, [_model(module, outline), published.line(module.config)])),
         _groups(module, outline),
@@ -75,7 +78,12 @@ def check(
         reading(data, features, trainer["max_steps"]),
         *_states(plans),
         _memory(module, outline, data, devices, mesh, trainer, plans),
-        _checkpoints(module, outline, features, checkpoints or Checkpoints(), trainer, plans),
+        "\n".join(
+            [
+                cadences(validate_every, checkpoints, rows),
+                _checkpoints(module, outline, features, checkpoints, trainer, plans),
+            ]
+        ),
         _schedule(module),
         *([turning_points(rows)] if rows else []),
         "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),

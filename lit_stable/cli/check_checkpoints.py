@@ -1,15 +1,40 @@
-"""What `lit-stable check` says of checkpoints: how many will stay, and how large they are."""
+"""What `lit-stable check` says of checkpoints: when they are written, how many will stay, and how large they are."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 from lit_stable.callbacks import Recovery
+from lit_stable.callbacks.cadence import Cadence, Every, parse_cadence
+from lit_stable.callbacks.progress import Mark
+from lit_stable.cli.trace import Row
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import human_bytes
 from lit_stable.run.milestones import milestones
+
+
+def cadences(validate_every: Every, checkpoints: Checkpoints, rows: Sequence[Row]) -> str:
+    """A line: how often the run validates and saves, and where its end is known how many times that will be.
+
+    Args:
+        validate_every: As in the recipe.
+        checkpoints: When to save.
+        rows: The trace of the run; none where it has no end.
+    """
+    times = [
+        f"{what} every {every}{_times(every, rows)}"
+        for what, every in (("validation", parse_cadence(validate_every)), ("a checkpoint", checkpoints.every))
+    ]
+    return ", ".join(times)
+
+
+def _times(every: Cadence, rows: Sequence[Row]) -> str:
+    marks = [Mark(0, 0, 0), *(Mark(row.iteration, row.samples, row.tokens) for row in rows)]
+    times = sum(every.is_due(before, after) for before, after in pairwise(marks))
+    return f" ({times:,} times)" if rows else ""
 
 
 def retention(

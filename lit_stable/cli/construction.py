@@ -16,6 +16,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.cadence import Every, parse_cadence
 from lit_stable.cli.features import FEATURES
 from lit_stable.cli.patterns import optimizer_options
 from lit_stable.cli.published import Published
@@ -48,7 +49,7 @@ def construction_problems(config: Namespace) -> list[str]:
 # Options of Lightning's Trainer that would fight with what runs here, and what to write instead.
 _REPLACED = {
     "limit_train_batches": "the data are endless; set trainer.max_steps",
-    "val_check_interval": "validation counts optimizer steps; set validate_every",
+    "val_check_interval": "validation follows what the run has consumed; set validate_every",
     "accumulate_grad_batches": "the window follows from data.global_batch and data.micro_batch; set those",
     "gradient_clip_val": "gradients are clipped by stability.grad_clip; set its max_norm",
     "fast_dev_run": "set --trainer.max_steps 2 instead",
@@ -120,10 +121,18 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "", lambda: LossScale(**config["loss_scale"].as_dict())
     yield "", lambda: _judge_surgery(config)
     yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())
+    yield "", lambda: _judge_validation(config["validate_every"])
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]
         if options is not None:
             yield "", partial(_build_feature, feature, options.as_dict().get("init_args", {}))
+
+
+def _judge_validation(every: Every) -> None:
+    try:
+        parse_cadence(every)
+    except ValueError as error:
+        raise ValueError(f"validate_every={every}: {error}") from None
 
 
 def _judge_surgery(config: Namespace) -> None:

@@ -215,6 +215,7 @@ class LitStableCLI(LightningCLI):
             published=self._get(self.config_init, "published"),
             rows=rows,
             checkpoints=self._get(self.config_init, "checkpoints"),
+            validate_every=self._get(self.config, "validate_every"),
         )
         if path is None:
             return page

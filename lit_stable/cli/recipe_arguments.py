@@ -8,6 +8,7 @@ from typing import Any, Literal
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_stable.callbacks import RunControl
+from lit_stable.callbacks.cadence import Every
 from lit_stable.cli.features import add_feature_arguments
 from lit_stable.cli.published import Published
 from lit_stable.run.checkpoints import Checkpoints
@@ -38,7 +39,8 @@ def add_recipe_arguments(parser: LightningArgumentParser, command: str) -> None:
     parser.add_class_arguments(MeshOptions, "mesh", instantiate=True)
     parser.add_class_arguments(LossScale, "loss_scale", instantiate=True)
     parser.add_class_arguments(SurgeryOptions, "surgery", instantiate=True)
-    parser.add_argument("--validate_every", type=int, default=500, help="Optimizer steps between validations.")
+    every = "Optimizer steps between validations; with a unit samples or tokens, as 2M tokens."
+    parser.add_argument("--validate_every", type=Every, default=500, help=every)
     parser.add_argument(
         "--resume",
         type=Literal["auto"] | None,

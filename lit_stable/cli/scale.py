@@ -24,6 +24,7 @@ from typing import Any
 
 from lit_stable.callbacks.stages import parse_count
 from lit_stable.cli.scaled_forms import (
+    scale_cadence,
     scale_fraction,
     scale_keys,
     scale_marks,
@@ -86,8 +87,8 @@ def _count(value: Any, factors: Factors, unit: str) -> int:
 #: behind the colon, else steps; "warmup_unit" for what that key says, by default as "unit".
 QUANTITIES: dict[str, tuple[Form, str]] = {
     "trainer.max_steps": (_count, "steps"),
-    "validate_every": (_count, "steps"),
-    "checkpoints.every_steps": (_count, "steps"),
+    "validate_every": (scale_cadence, "steps"),
+    "checkpoints.every_steps": (scale_cadence, "steps"),
     "checkpoints.first_step": (_count, "steps"),
     "data.global_batch": (_count, "batch"),
     "data.sequence_length": (_count, "length"),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from lit_stable.callbacks.cadence import parse_cadence
 from lit_stable.callbacks.stages import StageLength, parse_count, parse_stages
 from lit_stable.data.reshuffle import parse_marks
 from lit_stable.data.skip import parse_steps
@@ -20,6 +21,13 @@ _DOUBLING = re.compile(r"(?P<start>\S+)\s+doubling\s+at\s+(?P<marks>.+?)\s+(?P<u
 def scale_fraction(value: Any, factors: Factors, unit: str) -> Any:
     """A length, or a fraction of one, which stays."""
     return value if "." in str(value) else factors.scale(value, unit)
+
+
+def scale_cadence(every: int | str, factors: Factors, unit: str) -> int | str:
+    """``500`` of its unit, or ``2M tokens`` of another."""
+    cadence = parse_cadence(every)
+    scaled = factors.scale(cadence.number, cadence.unit)
+    return scaled if cadence.unit == unit else f"{scaled} {cadence.unit}"
 
 
 def scale_ranges(requests: list[str | int], factors: Factors, unit: str) -> list[str]:

@@ -18,13 +18,14 @@ from lit_stable.callbacks import (
     StepSeed,
     ValidateEverySteps,
 )
+from lit_stable.callbacks.cadence import Every
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.run.loss_scale_watch import LossScaleWatch
 from lit_stable.run.masked_share import MaskedShare
 from lit_stable.run.surgery import Surgery
 
 
-def spine(data: TokenDataModule, validate_every: int, surgery: Surgery, given: Sequence[Callback]) -> list[Callback]:
+def spine(data: TokenDataModule, validate_every: Every, surgery: Surgery, given: Sequence[Callback]) -> list[Callback]:
     """Counters, seeds, windows, the norm, saving and validating; ``given`` are those that the recipe names."""
 
     def names(kind: type[Callback]) -> bool:

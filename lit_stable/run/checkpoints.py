@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_stable.callbacks import Progress
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.cadence import Every, parse_cadence
 from lit_stable.callbacks.checkpoint_files import partial_path, remove, size_on_disk
 from lit_stable.run.console import human_bytes, say
 from lit_stable.run.folder import CHECKPOINTS, checkpoint_path, checkpoint_step, checkpoints
@@ -25,9 +26,9 @@ _BEST, _MILESTONES = "best.json", "milestones.json"
 class Checkpoints(Checkpoint):
     """Save at step boundaries into the run's folder; keep the last, the best, and what is worth going back to for ever.
 
-    Saved: at ``first_step``, so that something is there early; every ``every_steps``; every ``keep_every``; at
-    milestones; after the last step; on a better validation loss; when the run is told to stop. The name carries the
-    step, so no save replaces another.
+    Saved: at ``first_step``, so that something is there early; every ``every_steps``, in samples or tokens at the end
+    of the step that comes to a multiple or over it; every ``keep_every``; at milestones; after the last step; on a
+    better validation loss; when the run is told to stop. The name carries the step, so no save replaces another.
 
     **Milestones** are the end of the warm-up, the end of each stage of a batch-size ramp, and the last step before
     anything that overrides the run begins: a callback with a ``start``, or a learning rate that is changed by an order
@@ -37,7 +38,7 @@ class Checkpoints(Checkpoint):
     to compare checksums. With it nothing is deleted here before its copy was found right. See ``mirror.py``.
 
     Args:
-        every_steps: Optimizer steps between saves, >= 1.
+        every_steps: Optimizer steps between saves, >= 1; or text with a unit, as ``500M tokens`` or ``100k samples``.
         first_step: An early save, >= 1; ``None``: none.
         keep_last: How many of the newest stay, >= 1.
         keep_best: Whether the one with the lowest ``val/loss`` stays as well.
@@ -46,12 +47,12 @@ class Checkpoints(Checkpoint):
         mirror: A path, or a URL that ``fsspec`` opens; ``None``: no copies.
 
     Raises:
-        MisconfigurationException: when a number is below 1, or the URL cannot be opened.
+        MisconfigurationException: when a number cannot be read or is below 1, or the URL cannot be opened.
     """
 
     def __init__(
         self,
-        every_steps: int = 500,
+        every_steps: Every = 500,
         first_step: int | None = 10,
         keep_last: int = 1,
         keep_best: bool = True,
@@ -59,11 +60,14 @@ class Checkpoints(Checkpoint):
         milestones: bool = False,
         mirror: str | None = None,
     ) -> None:
-        numbers = {"every_steps": every_steps, "first_step": first_step, "keep_last": keep_last}
+        try:
+            self.every = parse_cadence(every_steps)
+        except ValueError as error:
+            raise MisconfigurationException(f"checkpoints.every_steps={every_steps}: {error}") from None
+        numbers = {"first_step": first_step, "keep_last": keep_last}
         for name, value in {**numbers, "keep_every": keep_every}.items():
             if value is not None and value < 1:
                 raise MisconfigurationException(f"checkpoints.{name}={value}: must be at least 1.")
-        self.every_steps = every_steps
         self.first_step = first_step
         self.keep_last = keep_last
         self.keep_best = keep_best
@@ -104,7 +108,8 @@ class Checkpoints(Checkpoint):
         if reached:
             self.keep_now(trainer, ", ".join(reached))
         forever = self.keep_every is not None and step % self.keep_every == 0
-        if forever or step == self.first_step or step % self.every_steps == 0 or step == trainer.max_steps:
+        due = self.every.is_due(progress.start, progress.mark)
+        if forever or due or step in (self.first_step, trainer.max_steps):
             self.save_now(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

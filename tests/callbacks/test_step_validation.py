@@ -10,11 +10,11 @@ from hosts import Gan, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer, train_more
 
-from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress, ValidateEverySteps
+from lit_stable.callbacks import AccumulationWindows, BatchSizeWarmup, GracefulStop, Progress, ValidateEverySteps
 
 
 def validated_after(
-    *callbacks: Any, every: int = 3, steps: int = 7, resume: Path | None = None, micro_batches: int = 2
+    *callbacks: Any, every: int | str = 3, steps: int = 7, resume: Path | None = None, micro_batches: int = 2
 ) -> list[int]:
     trainer = quiet_trainer(
         ValidateEverySteps(every),
@@ -39,6 +39,26 @@ def test_validates_after_every_so_many_optimizer_steps_and_the_last(micro_batche
 def test_a_resume_shifts_nothing(saved_at: str, expected: list[int], tmp_path: Path) -> None:
     validated_after(SaveAtSteps(tmp_path), steps=6)
     assert validated_after(resume=tmp_path / f"{saved_at}.ckpt") == expected
+
+
+@pytest.mark.parametrize("every", ["10 samples", "40 tokens"])
+@pytest.mark.parametrize("saved_at", [None, "micro-3", "micro-6"])
+def test_in_samples_or_tokens_it_follows_a_ramp_also_when_resumed(
+    every: str, saved_at: str | None, tmp_path: Path
+) -> None:
+    def fit(*callbacks: Any, resume: Path | None = None) -> list[int]:
+        ramp = BatchSizeWarmup("4 for 2 steps", global_batch=8, micro_batch=2)
+        options: dict[str, Any] = {"max_steps": 6, "check_val_every_n_epoch": None}
+        trainer = quiet_trainer(ValidateEverySteps(every), ramp, *callbacks, **options)
+        trainer.fit(module := TinyModule(), TinyData(validation_batches=1), ckpt_path=resume)
+        return module.validated_after
+
+    # 4, 8, 16, 24, 32 and 40 samples: 10 within step 3, 20 in 4, 30 in 5, 40 at the end of 6.
+    if saved_at is None:
+        assert fit() == [3, 4, 5, 6]
+    else:  # in mid-window of step 2, of step 3
+        fit(SaveAtSteps(tmp_path))
+        assert fit(resume=tmp_path / f"{saved_at}.ckpt") == [3, 4, 5, 6]
 
 
 def test_a_run_that_is_told_to_stop_validates_first_and_one_that_gets_a_signal_does_not(tmp_path: Path) -> None:

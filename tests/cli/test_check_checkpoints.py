@@ -22,6 +22,16 @@ def test_those_that_the_ladder_may_go_back_to_count(tmp_path: Path) -> None:
         assert f"({part}), " in next(line for line in page.splitlines() if "checkpoints kept" in line)
 
 
+def test_how_often_the_run_validates_and_saves_is_told_with_how_many_times(tmp_path: Path) -> None:
+    options = {"validate_every": "2_000 tokens", "checkpoints__every_steps": 10}
+    recipe = write_recipe(tmp_path, data__global_batch=4, data__sequence_length=32, trainer__max_steps=45, **options)
+    # 128 tokens a step: 5,760 in all.
+    assert (
+        "\nvalidation every 2,000 tokens (2 times), a checkpoint every 10 steps (4 times)\n"
+        in command("check", "--config", recipe).out
+    )
+
+
 def test_a_checkpoint_is_as_large_as_it_says(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, model__gpt__d_model=128, model__gpt__n_layer=2)
     said = next(line for line in command("check", "--config", recipe).out.splitlines() if "checkpoints kept" in line)

@@ -31,6 +31,7 @@ def test_the_problems_of_all_parts_come_in_one_message(tmp_path):
         model__optimizer={"weight_decay": -0.1, "eps": 0.0, "betas": [0.9, 1.0]},
         data__micro_batch=3,
         checkpoints__every_steps=0,
+        validate_every="2M words",
         stability__grad_clip={"max_norm": 0.0},
     )
     assert problems(recipe) == [
@@ -43,9 +44,10 @@ def test_the_problems_of_all_parts_come_in_one_message(tmp_path):
         "model.optimizer.weight_decay=-0.1: must be >= 0.",
         "data.micro_batch=3: must divide data.global_batch=4; nearest legal values are 2 and 4.",
         "checkpoints.every_steps=0: must be at least 1.",
+        "validate_every=2M words: must be a count of steps, samples or tokens, as 500 or 2M tokens.",
         "`GradClip(max_norm=0.0)`: must be a finite number > 0.",
     ]
-    assert len(problems(recipe)) == 10
+    assert len(problems(recipe)) == 11
 
 
 def test_what_only_the_command_line_makes_wrong_is_reported_too(recipe):
@@ -79,7 +81,7 @@ def test_a_registered_strategy_and_one_given_as_a_class_pass(recipe):
     ("words", "sentence"),
     [
         (("--trainer.limit_train_batches", "5"), "the data are endless; set trainer.max_steps."),
-        (("--trainer.val_check_interval", "4"), "validation counts optimizer steps; set validate_every."),
+        (("--trainer.val_check_interval", "4"), "validation follows what the run has consumed; set validate_every."),
         (("--trainer.accumulate_grad_batches", "2"), "follows from data.global_batch and data.micro_batch"),
         (("--trainer.gradient_clip_val", "1.0"), "gradients are clipped by stability.grad_clip; set its max_norm."),
         (("--trainer.fast_dev_run", "true"), "set --trainer.max_steps 2 instead."),

@@ -28,7 +28,9 @@ def nested(key: str, value: Any, unit: str | None = None) -> dict[str, Any]:
     [
         ("trainer.max_steps", None, 20_000, 100),
         ("validate_every", None, 1000, 5),
+        ("validate_every", None, "4B tokens", "9766 tokens"),
         ("checkpoints.every_steps", None, 300, 2),  # 1.5, halves up
+        ("checkpoints.every_steps", None, "1.28M samples", "100 samples"),
         ("checkpoints.first_step", None, 10, 1),  # 0.05, never 0
         ("data.global_batch", None, 2048, 32),
         ("data.sequence_length", None, 2048, 64),

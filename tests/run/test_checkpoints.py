@@ -78,6 +78,14 @@ def test_without_a_first_step_the_interval_decides(tmp_path):
     assert fit(tmp_path, Checkpoints(every_steps=2, first_step=None, keep_last=9), steps=5)[5] == [2, 4, 5]
 
 
+def test_in_samples_the_step_that_comes_over_a_multiple_is_saved_also_after_a_resume(tmp_path):
+    # 4 samples a step: 6 within step 2, 12 at the end of 3, 18 within 5, 24 at the end of 6.
+    options = {"every_steps": "6 samples", "first_step": None, "keep_last": 9}
+    assert fit(tmp_path, Checkpoints(**options), steps=3, window=2)[3] == [2, 3]
+    resume = tmp_path / "checkpoints" / "step-00000003.ckpt"
+    assert fit(tmp_path, Checkpoints(**options), steps=7, window=2, ckpt_path=resume)[7] == [2, 3, 5, 6, 7]
+
+
 def test_a_window_of_micro_batches_is_saved_once(tmp_path):
     saved = fit(tmp_path, Checkpoints(every_steps=1, first_step=None, keep_last=9), steps=3, window=3)
     assert saved == {0: [], 1: [1], 2: [1, 2], 3: [1, 2, 3]}

@@ -56,10 +56,12 @@ class BatchSizeWarmup(AccumulationWindows):
         ramp: The ramp, in one of the forms above.
         global_batch: Samples per step at the end of the ramp, over all ranks; ``None``: the data module's attribute
             ``global_batch``.
-        micro_batch: Samples per rank and forward pass; ``None``: the data module's attribute ``micro_batch``.
+        micro_batch: Samples per rank and forward pass: the most that fit into memory, which nothing here measures;
+            ``None``: the data module's attribute ``micro_batch``.
         tokens_per_sample: For ramps in tokens; ``None``: the data module's attribute ``sequence_length``, if it has it.
         fit_micro_batch: ``True``: a stage whose batch is no multiple of ``micro_batch * ranks`` takes the largest
-            smaller micro-batch that divides it. The loader must follow: it asks ``window_at``, as lit-stable's does.
+            smaller micro-batch that divides it; the others, the full batch too, take ``micro_batch`` itself, and are as
+            fast as in a run without a ramp. The loader must follow: it asks ``window_at``, as lit-stable's does.
         lr_factor: What the learning rate of a step is multiplied by, where ``global_batch`` is what the schedule was
             made for: ``none``: 1; ``sqrt``: (batch / global_batch)^0.5; ``linear``: batch / global_batch.
         average_over: What a step is the mean over, as in ``AccumulationWindows``; ``None``: the data module's attribute

@@ -213,6 +213,16 @@ def test_a_fitted_micro_batch_is_the_largest_that_divides_a_ranks_share() -> Non
     assert "its batch 16 (and 63 more) must be a multiple of 32 data-parallel ranks" in ramp.stage_problems(32)[0]
 
 
+@pytest.mark.parametrize(("micro_batch", "ranks"), [(1, 8), (6, 2), (8, 16), (512, 1), (4096, 4)])
+def test_of_every_stage_the_fitted_micro_batch_is_legal_and_no_larger_one_is(micro_batch: int, ranks: int) -> None:
+    ramp = ramped("16 16 6_000_000", 2048, micro_batch, fit_micro_batch=True)
+    assert ramp.stage_problems(ranks) == []
+    for stage in ramp.schedule.stages:
+        batch, fitted = ramp.window_at(stage.mark, ranks)
+        share = batch // ranks  # of each rank
+        assert fitted == max(n for n in range(1, min(micro_batch, share) + 1) if share % n == 0)
+
+
 def test_a_loader_that_hands_out_other_micro_batches_is_refused() -> None:
     trainer = quiet_trainer(ramped("2 for 1 steps", full=8, micro_batch=4, fit_micro_batch=True))
     with pytest.raises(

@@ -75,6 +75,23 @@ def test_an_overflow_changes_nothing_halves_the_loss_scale_and_is_counted_apart(
 
 
 @both_kernels
+def test_a_held_schedule_stands_still_over_overflows_and_spikes_alike(fused: bool) -> None:
+    class Halving(Overflowing):
+        def configure_optimizers(self) -> Any:
+            optimizer = super().configure_optimizers()
+            halving = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda applied: 0.5**applied)
+            return [optimizer], [{"scheduler": halving, "interval": "step"}]
+
+    rates: list[float] = []
+    note = Watch("on_before_optimizer_step", lambda t, o: rates.append(o.param_groups[0]["lr"]))
+    module = Halving(adamw(lr=1.0, fused=fused), overflow=(1, 3), poison={4: math.nan})
+    trainer, after = fit(module, strict(schedule_on_skip="hold"), note, max_steps=7)
+    assert rates == [0.5**applied for applied in (0, 1, 1, 2, 2, 2, 3)]
+    assert Progress.of(trainer).applied == 4
+    assert after[7][1] == 256.0 / 8  # a loss that is not finite is the scaler's overflow as well
+
+
+@both_kernels
 @pytest.mark.parametrize("scale", [1.0, 256.0, 65536.0])
 def test_norm_and_loss_are_those_of_the_unscaled_step(fused: bool, scale: float) -> None:
     def rows(**options: Any) -> list[tuple[float, float]]:

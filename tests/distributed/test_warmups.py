@@ -80,6 +80,13 @@ def test_steps_averaged_over_tokens_are_those_of_one_big_batch(results: dict[str
     assert (loss, norm) == (pytest.approx(hand.loss, rel=1e-5), pytest.approx(hand.norm, rel=1e-5))
 
 
+def test_shards_are_reduced_at_every_micro_batch_so_that_a_longer_window_takes_no_more_memory(
+    results: dict[str, Any],
+) -> None:
+    assert results["averaged_over_tokens_fsdp2"]["held"] == [pytest.approx(0.5, rel=0.02)] * 3  # odd rows
+    assert results["averaged_over_tokens_ddp"]["held"] == [1.0] * 3
+
+
 def test_epochs_end_with_the_shortest_loader_on_every_rank(results: dict[str, Any]) -> None:
     found = results["loaders_of_unequal_length"]
     (mark, weights), other = found["ranks"]

@@ -49,3 +49,16 @@ def test_300_positions_stay_distinct_under_autocast():
     assert len(torch.cat((rope.cos, rope.sin), -1).unique(dim=0)) == 300
     exact = torch.arange(300, dtype=torch.float64).cos()
     assert (rope.cos[:, 0] - exact).abs().max() < 1e-6
+
+
+def test_position_1000_is_where_it_is_where_bf16_is_the_default_dtype():
+    # As within a forward pass under bf16-true, where positions above 256 would share a number.
+    exact = Rotary(1001, 64, 10000.0, CPU)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        rope = Rotary(1001, 64, 10000.0, CPU)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(rope.cos, exact.cos)
+    assert torch.equal(rope.sin[1000], exact.sin[1000])
+    assert (exact.cos[1000, 0].double() - torch.tensor(1000.0, dtype=torch.float64).cos()).abs() < 1e-6

@@ -116,6 +116,49 @@ def test_norm_gains_move_in_bf16_mixed_and_stay_at_one_in_bf16_true() -> None:
     assert (gain("bf16-true") == 1).all()
 
 
+class Dtypes(Callback):
+    """What the loss, the norms, the moments and the gradients of an open window are in."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, set[torch.dtype]] = {name: set() for name in ("loss", "norm", "gradients", "moments")}
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        note = lambda module, *rest: self.seen["norm"].add(module.weight.dtype)  # noqa: E731
+        pl_module.gpt.norm.register_forward_hook(note)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: Any, loss: torch.Tensor) -> None:
+        self.seen["loss"].add(loss.dtype)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *rest: Any) -> None:
+        self.seen["gradients"] |= {p.grad.dtype for p in pl_module.parameters() if p.grad is not None}
+        states = trainer.optimizers[0].state.values()
+        self.seen["moments"] |= {state[name].dtype for state in states for name in ("exp_avg", "exp_avg_sq")}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "fsdp2"])
+def test_bf16_mixed_accumulates_normalises_and_counts_the_loss_in_fp32(strategy: str) -> None:
+    fit(strategy, steps=1, n_layer=1, precision="bf16-mixed", callbacks=(dtypes := Dtypes(),))
+    assert dtypes.seen == {name: {torch.float32} for name in dtypes.seen}
+
+
+def test_small_rates_move_weights_in_bf16_mixed_as_in_fp32_and_hardly_in_bf16_true() -> None:
+    """At a rate of 1e-5, below the rounding step of a bf16 weight above 0.02."""
+
+    def moved(precision: str) -> torch.Tensor:
+        def weights(rate: float) -> torch.Tensor:
+            module = GPTModule(tiny_module(n_layer=1).config, LRSchedule(peak=rate, warmup=0, horizon=800))
+            named = fit(steps=8, module=module, precision=precision, validates=False).weights
+            return named["gpt.blocks.0.mlp.up.weight"].float()
+
+        before = weights(1e-30)
+        return (weights(1e-5) - before)[before.abs() > 0.02].abs()
+
+    exact, mixed, rounded = (moved(precision) for precision in ("32-true", "bf16-mixed", "bf16-true"))
+    assert mixed.mean().item() == pytest.approx(exact.mean().item(), rel=0.1)
+    assert (mixed > 0).float().mean() > 0.99
+    assert (rounded > 0).float().mean() < 0.05
+
+
 def test_a_module_in_a_foreign_trainer_refuses_too() -> None:
     trainer = Trainer(accelerator="cpu", devices=1, precision="16-true", max_steps=1, logger=False, barebones=True)
     with pytest.raises(MisconfigurationException, match=r"16-true: strategy SingleDeviceStrategy would store"):

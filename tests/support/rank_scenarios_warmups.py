@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
 from tiny_fit import TinyModule, Watch, quiet_trainer, sample
 from tiny_gpt_run import (
@@ -64,13 +65,27 @@ def by_tokens() -> AccumulationWindows:
     return AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH, average_over="tokens")
 
 
+class OpenWindow(Callback):
+    """Which share of the gradients this rank holds while a window is open."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        if Progress.of(trainer).pending_samples:
+            gradients = [p.grad for p in pl_module.parameters() if p.requires_grad]
+            own = sum(g.to_local().numel() if hasattr(g, "to_local") else g.numel() for g in gradients)
+            self.shares.append(own / sum(g.numel() for g in gradients))
+
+
 def _averaged_over_tokens(strategy: str) -> dict[str, Any]:
     folder = shared_folder()
     save = SaveEveryMicroBatch(folder, only=(3,))
-    run = fit2(strategy, steps=3, windows=by_tokens(), data=MaskedData(), callbacks=(save,), validates=False)
+    held = OpenWindow()
+    run = fit2(strategy, steps=3, windows=by_tokens(), data=MaskedData(), callbacks=(save, held), validates=False)
     path = folder / "m3.ckpt"
     again = fit2(strategy, steps=3, windows=by_tokens(), data=MaskedData(), ckpt_path=path, validates=False)
-    return {"rows": run.rows, "same_bits": equal_bits(again.weights, run.weights)}
+    return {"rows": run.rows, "same_bits": equal_bits(again.weights, run.weights), "held": held.shares}
 
 
 @scenario

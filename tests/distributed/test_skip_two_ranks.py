@@ -11,7 +11,9 @@ from launch import run_scenarios
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     names = ["bad_loss_ddp", "bad_loss_fsdp2", "bad_shard_resumed_fsdp2", "stop_at_the_cap", "no_loss"]
-    return run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_skip.py")
+    folder = tmp_path_factory.mktemp("ranks")
+    found = run_scenarios([*names, "no_loss_on_rank_one"], folder, script="rank_scenarios_skip.py")
+    return {**found, "folder": folder}
 
 
 @pytest.mark.parametrize("name", ["bad_loss_ddp", "bad_loss_fsdp2"])
@@ -50,3 +52,11 @@ def test_a_step_without_a_loss_is_refused_on_more_than_one_rank(results: dict[st
     assert "error" not in result, result["error"]
     assert "by returning None in distributed training is not supported" in result["ended"][0]
     assert result["ended"][0] == result["ended"][1]
+
+
+def test_a_rank_without_a_loss_ends_by_saying_so_and_neither_hangs(results: dict[str, Any]) -> None:
+    """Case A2: the others wait for its gradients; nothing of ours may wait for them on its way out."""
+    assert "error" in results["no_loss_on_rank_one"]
+    assert "were ended after" not in results["no_loss_on_rank_one"]["error"]
+    (said,) = results["folder"].glob("*/ended-1")
+    assert "Skipping the `training_step` by returning None in distributed training" in said.read_text()

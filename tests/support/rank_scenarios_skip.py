@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, tiny_module
 
-from lit_stable.callbacks import Events, GradSpikeSkip, Progress
+from lit_stable.callbacks import Events, GracefulStop, GradSpikeSkip, Progress
 from lit_stable.callbacks.events import read_events
 from lit_stable.callbacks.spike_events import TooManySkips
 from lit_stable.module import GPTModule
@@ -138,6 +139,26 @@ def no_loss() -> dict[str, Any]:
     except RuntimeError as error:
         ended = str(error)
     return {"ended": gathered(ended), "judged": gathered(callback.state_dict()["counts"])}
+
+
+class NoLossOnRankOne(GPTModule):
+    """In its third micro-batch rank 1 has no loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        return None if rank() == 1 and batch_idx == 2 else super().training_step(batch, batch_idx)
+
+
+@scenario
+def no_loss_on_rank_one() -> dict[str, Any]:
+    """Comes last, since it ends the launch."""
+    folder = shared_folder()
+    module = tiny_module()
+    module.__class__ = NoLossOnRankOne
+    try:
+        fit2("ddp", steps=STEPS, callbacks=(skip(), GracefulStop(str(folder))), module=module)
+    finally:
+        (folder / f"ended-{rank()}").write_text(traceback.format_exc())
+    return {}
 
 
 if __name__ == "__main__":

@@ -56,6 +56,19 @@ def align_logged_step(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
 
+def begin_epoch_anew_if_full(trainer: Trainer) -> None:
+    """Where a fit goes on from the end of an epoch, begin the next with none of its batches.
+
+    Lightning does so for a checkpoint that was written within the last batch. With one that was written when a fit had
+    ended there, its count is that of a whole epoch: it takes one batch more, as the last of an epoch, and steps on it.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    if loop.batch_progress.current.completed >= trainer.num_training_batches:
+        loop.batch_progress.reset_on_run()
+        loop.scheduler_progress.reset_on_run()
+        loop.automatic_optimization.optim_progress.reset_on_run()
+
+
 def logged_step(trainer: Trainer) -> int:
     """The step that Lightning gives to a row of metrics for which the LightningModule logs no ``step`` of its own."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)

@@ -12,7 +12,7 @@ from .base import MisconfigurationException, StabilityCallback, find_or_install,
 from .batch_tensors import samples_and_tokens
 from .foreign_checkpoint import UncountedRun
 from .positions import Range, merge_ranges, stream_position
-from .private_names import window_is_open
+from .private_names import begin_epoch_anew_if_full, window_is_open
 from .raw_steps import RawSteps
 from .topology import data_parallel_size
 
@@ -193,6 +193,7 @@ class Progress(StabilityCallback):
             self.samples = self._uncounted.infer_samples(trainer, pl_module)
         elif self.steps and not self._was_asked:
             tell_of_a_loader_that_begins_anew(trainer, self._samples)
+        begin_epoch_anew_if_full(trainer)
         self._raw_steps.watch(trainer, pl_module)
         self._open_window()
 

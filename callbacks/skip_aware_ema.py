@@ -62,17 +62,35 @@ class HoldOnSkip:
         self._held = self._asked_at >= 0
 
 
-class _EitherNamespace(WeightAveraging):
-    """Lightning's own in a trainer of either namespace: its ``setup`` knows modules by the classes of one alone."""
+class _Averaging(WeightAveraging):
+    """Lightning's own, in a trainer of either namespace, and saved as what it is within a validation too."""
+
+    _has_average = _is_swapped = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Lightning's knows modules by the classes of its own namespace alone.
+        self._has_average, self._is_swapped = self._has_average or stage == "fit", False
         origin = next(cls.__module__ for cls in type(pl_module).__mro__ if cls.__name__ == "LightningModule")
         names = {"lightning": "lightning.pytorch.callbacks", "pytorch_lightning": "pytorch_lightning.callbacks"}
         theirs = importlib.import_module(names[origin.split(".")[0]]).WeightAveraging
         theirs.setup(self, trainer, pl_module, stage)
 
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_epoch_start(trainer, pl_module)
+        self._is_swapped = self._has_average
 
-class SkipAwareEMA(HoldOnSkip, _EitherNamespace):
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_epoch_end(trainer, pl_module)
+        self._is_swapped = False
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        if self._is_swapped:  # for a validation, in which each stands in the other's place
+            average = checkpoint["current_model_state"]
+            checkpoint["current_model_state"], checkpoint["state_dict"] = checkpoint["state_dict"], average
+
+
+class SkipAwareEMA(HoldOnSkip, _Averaging):
     """Exponential moving average of the weights that does not move on a step which ``GradSpikeSkip`` skipped.
 
     Otherwise Lightning's ``WeightAveraging``: the average is used for validation and at the end, and is saved. An

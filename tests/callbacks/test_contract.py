@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from contract_entries import CLASSES, ENTRIES
-from contract_fits import Runs, own
+from contract_entries import CLASSES, ENTRIES, groups
+from contract_fits import RareRuns, Runs, own
 from contract_project import Host, fit
-from contract_promises import PROMISES
+from contract_promises import PROMISES, QUICK
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import CSVLogger
@@ -40,6 +42,14 @@ def test_every_callback_that_the_package_defines_has_an_entry_and_a_public_name(
     assert list(ENTRIES) == sorted(ENTRIES)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    """Whoever collects garbage need not walk all that was imported each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """All fits of one callback, made once."""
@@ -50,6 +60,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("promise", PROMISES)
 def test_it_keeps(promise: str, name: str, runs: Any) -> None:
     PROMISES[promise](runs(name))
+
+
+GROUPS = groups("auto")
+
+
+@pytest.fixture(scope="module")
+def rare_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Fits with rare save points: of each callback that acts by itself, of those that watch together."""
+    return functools.cache(lambda group: RareRuns(GROUPS[group], HOST, tmp_path_factory.mktemp(group)))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("promise", QUICK)
+def test_it_keeps_saved_where_saves_are_rare(promise: str, group: str, rare_runs: Any) -> None:
+    QUICK[promise](rare_runs(group))
 
 
 # -- its manual ------------------------------------------------------------------------------------------------------
@@ -67,9 +92,13 @@ def test_its_docstring_is_a_manual(name: str) -> None:
 
 
 @every_callback
-def test_logs_what_its_docstring_says_and_nothing_else(name: str, tmp_path: Path) -> None:
+def test_built_from_yaml_it_logs_what_its_docstring_says_and_nothing_else(name: str, tmp_path: Path) -> None:
     options = {"logger": CSVLogger(tmp_path), "log_every_n_steps": 1, "poison": {}, "width": ENTRIES[name].width}
-    trainer: Any = fit(HOST, *own((name,)), steps=2, **options)
+    parser, parsed = from_yaml(name)
+    built = parser.instantiate(parsed).callback
+    trainer: Any = fit(HOST, built, *(c for c in own((name,)) if type(c) is not CLASSES[name]), steps=2, **options)
+    assert trainer.global_step == 2
+    assert built in trainer.callbacks
     # With those of the callbacks that this one installs or needs.
     kinds = [type(c) for c in trainer.callbacks if type(c).__name__ in CLASSES]
     later = {key for kind in kinds for key in ENTRIES[kind.__name__].later}
@@ -95,15 +124,19 @@ def test_its_constructor_hides_no_key_and_its_defaults_can_be_written(name: str)
 
 @every_callback
 def test_it_is_built_from_yaml_and_written_back(name: str) -> None:
-    parser = LightningArgumentParser(exit_on_error=False)
-    parser.add_argument("--callback", type=Callback)
-    cls = CLASSES[name]
-    path = f"{cls.__module__}.{name}"
-    text = yaml.safe_dump({"callback": {"class_path": path, "init_args": _plain(ENTRIES[name].acts)}})
-    parsed = parser.parse_string(text)
-    assert type(parser.instantiate(parsed).callback) is cls
+    parser, parsed = from_yaml(name)
+    assert type(parser.instantiate(parsed).callback) is CLASSES[name]
     written = parser.dump(parsed)
     assert parser.dump(parser.parse_string(written)) == written
+
+
+def from_yaml(name: str) -> tuple[LightningArgumentParser, Any]:
+    """A parser of callbacks, and what it reads of this one with its arguments."""
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_argument("--callback", type=Callback)
+    path = f"{CLASSES[name].__module__}.{name}"
+    text = yaml.safe_dump({"callback": {"class_path": path, "init_args": _plain(ENTRIES[name].acts)}})
+    return parser, parser.parse_string(text)
 
 
 def _plain(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,23 @@ def test_batches_that_stepped_is_what_the_loggers_count_by() -> None:
     assert seen == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize(("cure", "batches"), [(False, [3, 0, 1]), (True, [0, 1, 2])])
+def test_a_fit_that_goes_on_where_one_ended_with_an_epoch_begins_the_next(
+    cure: bool, batches: list[int], tmp_path: Path
+) -> None:
+    def loader() -> Any:
+        return DataLoader([sample(i)[None] for i in range(3)], batch_size=None)  # type: ignore[arg-type]
+
+    first = quiet_trainer(max_steps=3)
+    first.fit(TinyModule(), loader())
+    first.save_checkpoint(tmp_path / "a.ckpt")
+    seen: list[int] = []
+    watch = Watch("on_train_batch_start", lambda trainer, batch, batch_idx: seen.append(batch_idx))
+    begin = Watch("on_train_start", lambda t: private_names.begin_epoch_anew_if_full(t) if cure else None)
+    quiet_trainer(begin, watch, max_steps=6).fit(TinyModule(), loader(), ckpt_path=tmp_path / "a.ckpt")
+    assert seen == batches
+
+
 def test_an_epoch_that_is_cut_ends_on_its_last_batch_and_so_do_later_ones() -> None:
     last: list[bool] = []
     watch = Watch("on_train_batch_start", lambda trainer, *rest: last.append(trainer.is_last_batch))

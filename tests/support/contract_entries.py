@@ -46,6 +46,9 @@ class Entry:
     """Whether it answers events, so that one is told of in the second step."""
     later: tuple[str, ...] = ()
     """Keys that it logs once something has happened, or is asked for, that is not here."""
+    """Keys that it logs once something has happened that does not happen here."""
+    ends: bool = False
+    """Whether the end of a fit changes the weights, so that no run goes on from there."""
     no_scaler: str = ""
     """What it says when it refuses a gradient scaler."""
 
@@ -108,6 +111,7 @@ ENTRIES = {
         beside={"GradSpikeSkip": {"threshold": 30.0}},
         strategies=("auto", "ddp"),  # Lightning's WeightAveraging shards nothing
         waits=True,
+        ends=True,
     ),
     "SourceLoss": Entry({"names": ["a", "b"]}),
     "StepSeed": Entry({"seed": 1}, draws=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from pathlib import Path
@@ -19,10 +20,18 @@ from torch import Tensor
 from lit_stable.callbacks import AccumulationWindows, Event, Progress, SafeCheckpoints, StepSeed, emit
 
 SAVE_POINTS = ("before_first_step", "mid_window", "step_boundary")
+#: In a run of two epochs. Within a window only where no epoch ends after it: Lightning counts the batches that are
+#: replayed, so that one would end too early.
+RARE_POINTS = ("after_fit", "epoch_end", "in_validation", "at_exception")
 
 
 class SaveAtPoints(Callback):
-    """Saves once at each of ``SAVE_POINTS``: before any step, within the second (it has the spike), and after that."""
+    """Saves once at each of some points.
+
+    Of ``SAVE_POINTS``: before any step, within the second (it has the spike), and after that. Of ``RARE_POINTS``: at
+    the end of the first epoch, in a validation (within the fifth step, or after the second), and when the run fails
+    within the fifth.
+    """
 
     def __init__(self, folder: Path, points: tuple[str, ...] = SAVE_POINTS) -> None:
         self.folder = folder
@@ -38,10 +47,30 @@ class SaveAtPoints(Callback):
         if progress.steps == 2 and not progress.pending_samples:
             self._save(trainer, "step_boundary")
 
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer, "epoch_end")
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        progress = Progress.of(trainer)
+        if progress.steps == (4 if progress.pending_samples else 2):
+            self._save(trainer, "in_validation")
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
+        progress = Progress.of(trainer)
+        if self.left == ["at_exception"] and progress.steps == 4 and progress.pending_samples:
+            raise Failure
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._save(trainer, "at_exception")
+
     def _save(self, trainer: Trainer, point: str) -> None:
         if point in self.left:
             self.left.remove(point)
             trainer.save_checkpoint(self.folder / f"{point}.ckpt")
+
+
+class Failure(Exception):
+    """On purpose."""
 
 
 class Trouble(Callback):
@@ -165,6 +194,24 @@ class QuickRuns:
     def _resume(self, point: str) -> Trainer:
         torch.manual_seed(1234)  # whatever the generators held before must not matter
         return self._in_company(resume=self.folder / f"{point}.ckpt")
+
+
+class RareRuns(QuickRuns):
+    """Five steps, an epoch ends after three; saved where saves are rare, by a run that fails and by one that ended."""
+
+    points = RARE_POINTS
+
+    def _fit(self) -> None:
+        self.points = self.points[1:] if any(entry.ends for entry in self.entries) else self.points
+        trainer = self._in_company()
+        self.straight, self.left_behind = Run(trainer), touched(trainer)
+        with contextlib.suppress(Failure):
+            self._in_company(SaveAtPoints(self.folder, RARE_POINTS[1:]))
+        self._in_company(steps=3).save_checkpoint(self.folder / "after_fit.ckpt")
+        self.resumed = {point: Run(self._resume(point)) for point in self.points}
+
+    def _in_company(self, *others: Callback, **options: Any) -> Trainer:
+        return super()._in_company(*others, **{"steps": 5, "limit_train_batches": 3 * self.host.window, **options})
 
 
 class Runs(QuickRuns):

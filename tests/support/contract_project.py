@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -63,13 +63,16 @@ class Host:
 
 
 class Batches(IterableDataset[Tensor]):
-    """Endless micro-batches (MICRO_BATCH, LENGTH, FEATURES); sample k is a function of k, and ranks take turns."""
+    """Endless micro-batches (MICRO_BATCH, LENGTH, FEATURES); sample k is a function of k, and ranks take turns.
 
-    def __init__(self, start: int, rank: int, size: int) -> None:
+    ``start`` is asked at the beginning of each epoch.
+    """
+
+    def __init__(self, start: Callable[[], int], rank: int, size: int) -> None:
         self.start, self.rank, self.size = start, rank, size
 
     def __iter__(self) -> Iterator[Tensor]:
-        first = self.start + self.rank * MICRO_BATCH
+        first = self.start() + self.rank * MICRO_BATCH
         while True:
             yield torch.stack([_sample(first + j) for j in range(MICRO_BATCH)])
             first += MICRO_BATCH * self.size
@@ -88,7 +91,10 @@ class Data(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Tensor]:
         trainer = self.trainer
-        start = Progress.of(trainer).position if self.resumes else 0
+
+        def start() -> int:
+            return Progress.of(trainer).position if self.resumes else 0
+
         return DataLoader(Batches(start, data_parallel_rank(trainer), data_parallel_size(trainer)), batch_size=None)
 
     def val_dataloader(self) -> Any:

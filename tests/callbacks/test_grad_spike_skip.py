@@ -167,6 +167,18 @@ def test_of_both_signals_the_threshold_is_that_of_the_norm() -> None:
     assert callback._detector.rules["loss"].threshold is None
 
 
+def test_with_the_defaults_statistics_follow_the_run_and_nothing_is_skipped() -> None:
+    norms: list[float] = []
+    callback = GradSpikeSkip()
+    note = Watch("on_before_optimizer_step", lambda t, *rest: norms.append(float(GradNorm.of(t).value)))  # type: ignore[arg-type]
+    quiet_trainer(callback, note, max_steps=12).fit(TinyModule(adamw(lr=1e-3)), TinyData())
+    window = callback.state_dict()["detector"]["windows"]["grad_norm"]
+    assert sorted(window["values"]) == sorted(norms)
+    assert min(norms) < window["running"] < max(norms)
+    assert window["running"] != pytest.approx(norms[0])
+    assert callback.events == []
+
+
 def test_opts_rule_skips_every_step_whose_norm_is_above_one() -> None:
     norms: list[float] = []
     note = Watch("on_before_optimizer_step", lambda t, o: norms.append(float(GradNorm.of(t).value)))

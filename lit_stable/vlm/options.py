@@ -163,4 +163,5 @@ class VisionOptions:
             d_model=self.d_model,
             max_length=self.patches,
             bias=True,
+            init_std="small_init",  # a fixed one that suits thousands of columns is nothing at a few dozen
         )

@@ -485,7 +485,8 @@ HF_VLM: dict[str, RowValues] = {
     "hf_vlm/vision": {
         "V01": eyes(2, 4, 64, run=None),
         "ours": {
-            **shape(1, 4, 64, 257, max_length=8),
+            **shape(1, 4, 64, 257, max_length=8, init_std="small_init"),
+            GATED + "init_std": 0.08,
             **steps(3e-3, 3e-4, 800, 200, 400),
             **digits(64, 8),
             "data.words": "names",
@@ -506,7 +507,7 @@ HF_VLM: dict[str, RowValues] = {
         "V07": {GATED + "norm_position": "pre"},
         "V15": {GATED + "bias": True},
         "V08": {"model.z_loss": 0.0},
-        "ours": {**steps(2e-3, 2e-4, 600, 200, 200), **ON_CPU},
+        "ours": {**steps(2e-3, 2e-4, 600, 200, 200), **ON_CPU, GATED + "init_std": 0.06},
     },
     "hf_vlm/captions_bf16": {"V01": {"trainer.precision": "bf16-mixed", "trainer.accelerator": "auto"}},
     "hf_vlm/language_bf16": {

@@ -10,6 +10,7 @@ from lit_stable.model.attention_options import QKNormKind
 from lit_stable.model.config import GPTConfig, MLPKind, NormKind
 
 BlockNorms = Literal["pre", "sandwich"]
+_KINDS = {"qk_norm": QKNormKind, "norm": NormKind, "norm_position": BlockNorms, "mlp": MLPKind}
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,10 @@ class GatedOptions:
             problems.append(f"model.gated.first={self.first}: must be 0 or more.")
         if not 0 < self.init_std < math.inf:
             problems.append(f"model.gated.init_std={self.init_std}: must be a finite number above 0.")
-        for name, kind in (("qk_norm", QKNormKind), ("norm", NormKind), ("norm_position", BlockNorms)):
-            if getattr(self, name) not in get_args(kind):
-                value = getattr(self, name)
+        if self.qk_l2_scale != "learned" and not 0 < self.qk_l2_scale < math.inf:
+            problems.append(f"model.gated.qk_l2_scale={self.qk_l2_scale}: must be a finite number above 0, or learned.")
+        for name, kind in _KINDS.items():
+            if (value := getattr(self, name)) not in get_args(kind):
                 problems.append(f"model.gated.{name}={value!r}: must be one of {', '.join(get_args(kind))}.")
         if problems:
             raise ValueError("\n".join(problems))

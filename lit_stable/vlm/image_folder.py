@@ -28,10 +28,14 @@ def folder_pairs(folder: Path, size: int, channels: int) -> Pairs:
     path = folder / FILE
     if not path.is_file():
         raise ValueError(
-            f"data.path={folder}: holds no {FILE}; write a line {{'image': PATH, 'caption': TEXT}} per image."
+            f'data.path={folder}: holds no {FILE}; write a line {{"image": "PATH", "caption": "TEXT"}} per image.'
         )
     images, captions, problems = [], [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # and nowhere else: captions may hold a U+2028
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 ({error}); save it so.") from error
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:

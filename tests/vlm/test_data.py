@@ -112,6 +112,13 @@ def test_a_folder_of_images(tmp_path, monkeypatch):
     assert data(path=str(folder), image_size=4, channels=3).fingerprint()["data.images"] != before["data.images"]
 
 
+def test_a_caption_may_hold_what_other_texts_end_lines_with(tmp_path):
+    folder = image_folder(tmp_path / "shades", 1)
+    lines = [json.dumps({"image": "0.png", "caption": c}, ensure_ascii=False) for c in ("one\u2028two", "three\x85")]
+    (folder / "captions.jsonl").write_text("\r\n".join(lines), encoding="utf-8")
+    assert PairDataModule(32, 4, 8, path=str(folder)).pairs().captions == ["one\u2028two", "three\x85"]
+
+
 def test_what_cannot_be_read_is_told_line_by_line(tmp_path):
     folder = image_folder(tmp_path / "shades", 1)
     (folder / "bad.png").write_text("no image")
@@ -123,12 +130,17 @@ def test_what_cannot_be_read_is_told_line_by_line(tmp_path):
     ]
     (folder / "captions.jsonl").write_text("\n".join(lines))
     module = PairDataModule(32, 4, 8, path=str(folder))
-    (problems,) = ["\n".join(module.path_problems())]
+    problems = "\n".join(module.path_problems())
     for number, said in enumerate(
         ["must hold the texts", "is not JSON", "{folder}/bad.png: is no image", "its caption is empty"], 1
     ):
         assert f"captions.jsonl:{number}: {said.format(folder=folder)}" in problems
-    assert "holds no captions.jsonl" in PairDataModule(32, 4, 8, path=str(tmp_path)).path_problems()[0]
+    (missing,) = PairDataModule(32, 4, 8, path=str(tmp_path)).path_problems()
+    assert "holds no captions.jsonl" in missing
+    assert json.loads(missing[missing.index("{") : missing.index("}") + 1]) == {"image": "PATH", "caption": "TEXT"}
+    (folder / "captions.jsonl").write_bytes(b'{"image": "0.png", "caption": "\xff"}')
+    with pytest.raises(ValueError, match=r"captions.jsonl: is not UTF-8 .*; save it so"):
+        PairDataModule(32, 4, 8, path=str(folder)).pairs()
     (folder / "captions.jsonl").write_text("\n")
     with pytest.raises(ValueError, match="has no pair"):
         PairDataModule(32, 4, 8, path=str(folder)).pairs()

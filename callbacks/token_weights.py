@@ -29,7 +29,7 @@ class TokenWeights:
     With n the counted tokens of a micro-batch and W micro-batches per window, Lightning and the strategy come to the
     mean over ranks of sum(n * gradient) / W. Divided by the mean over ranks of sum(n) / W this is the gradient of the
     mean over all counted tokens of the window. The total is known only at the step, so losses are weighed as they come
-    and the gradients once, before their norm is taken. Nothing waits for the device.
+    and the gradients once, before their norm is taken. Nothing waits for the device but a fit's first micro-batch.
 
     Attributes:
         correction: What the gradients of the last step were multiplied by, and its losses are to be, 0-d fp32.
@@ -89,7 +89,8 @@ def counted_tokens(pl_module: LightningModule, batch: Any) -> Tensor:
     count = getattr(pl_module, "count_targets", None)
     if count is not None:
         counted = count(batch)
-        return counted if isinstance(counted, Tensor) else torch.tensor(counted, device=pl_module.device)
+        # Filled on the device: a copy from the host would wait.
+        return counted if isinstance(counted, Tensor) else torch.full((), counted, device=pl_module.device)
     labels = batch.get("labels") if isinstance(batch, Mapping) else None
     if not isinstance(labels, Tensor):
         raise MisconfigurationException(

@@ -50,7 +50,8 @@ class BatchSizeWarmup(AccumulationWindows):
     counts all three; ``samples_before(step)`` and ``steps_in(samples)`` convert a horizon.
     ``trainer.estimated_stepping_batches`` cannot, and says so.
 
-    Logged at logging steps: ``stability/batch_size`` (samples of this step's window), ``progress/micro_batches``.
+    Logged at logging steps: ``stability/batch_size`` (samples of this step's window), and what ``AccumulationWindows``
+    logs: ``progress/micro_batches``, with ``average_over="tokens"`` also ``progress/counted_tokens``.
 
     Args:
         ramp: The ramp, in one of the forms above.

@@ -62,8 +62,8 @@ class Recovery(StabilityCallback):
 
     **The ledger**, ``recovery.jsonl``: one line per thing done, with when, why, evidence, action and result, on disk
     before it is done. It is the authority: after a kill at any moment the run goes on where it was, budgets and dropped
-    data included. A rewind whose line cannot be written (a full disk) is not made; the run stops. Each rewind opens a
-    branch; checkpoints of the one that is left are renamed ``NAME.branch-N``.
+    data included. A rewind whose line cannot be written (a full disk) is not made, and the next rung follows. Each
+    rewind opens a branch; checkpoints of the one that is left are renamed ``NAME.branch-N``.
 
     Decisions follow from reduced numbers, on CUDA 4 steps late, and fall on the same step on all ranks.
 

@@ -102,9 +102,9 @@ class Surgery(StabilityCallback):
     does, under one process, ddp and fsdp2, from one file and from a sharded folder. Then they stand in their places:
     gains at one (the learned scale of ``qk_norm: l2`` where a new run has it), fresh state in the optimizer's groups
     where a new run would have them. An activation has no weights: with ``swap`` the load finds all as it was. Other
-    moments are kept, or set to zero. For ``rewarmup`` steps the rate is the
-    schedule's times k / rewarmup, k counting from 0 (by ``EffectiveLR``: logged as ``stability/lr``). What was done is
-    an event of kind ``surgery`` in ``events.jsonl``.
+    moments are kept, or set to zero. For ``rewarmup`` steps the rate is the schedule's times k / rewarmup, k counting
+    from 0 (by ``EffectiveLR``: logged as ``stability/lr``). What was done is an event of kind ``surgery`` in
+    ``events.jsonl``.
 
     A checkpoint that has the norms or the activation already is loaded as it is: the key may stay in the recipe.
     Without the key, one that lacks them is refused, and so is one with a norm that the model has not: nothing is taken

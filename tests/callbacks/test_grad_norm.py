@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
-from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
+from tiny_fit import TinyData, TinyModule, Watch, adamw, quiet_trainer
 from torch import nn
 
 from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, global_grad_norm
@@ -85,17 +85,18 @@ def test_of_installs_itself_once() -> None:
     assert GradNorm.of(trainer) is GradNorm.of(trainer) is trainer.callbacks[0]
 
 
-def logged_norms(folder: Path, *callbacks: Any, **options: Any) -> list[float]:
+def logged_norms(folder: Path, *callbacks: Any, fused: bool = True, **options: Any) -> list[float]:
     logger = CSVLogger(folder, name="run")
     trainer = quiet_trainer(*callbacks, logger=logger, log_every_n_steps=1, **options)
-    trainer.fit(TinyModule(), TinyData())
+    trainer.fit(TinyModule(adamw(fused=fused)), TinyData())
     header, *rows = (Path(logger.log_dir) / "metrics.csv").read_text().split()
     return [float(row.split(",")[header.split(",").index("stability/grad_norm")]) for row in rows]
 
 
-def test_is_logged_before_clipping(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [True, False])
+def test_is_logged_before_clipping(fused: bool, tmp_path: Path) -> None:
     first = logged_norms(tmp_path / "a", GradNorm(), max_steps=1)
-    clipped = logged_norms(tmp_path / "b", GradClip(1e-3), max_steps=1)
+    clipped = logged_norms(tmp_path / "b", GradClip(1e-3), max_steps=1, fused=fused)
     assert clipped == first
     assert first[0] > 0.1
 

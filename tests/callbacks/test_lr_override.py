@@ -154,9 +154,10 @@ def test_other_arguments_are_another_override_that_begins_anew_and_does_not_comp
     assert Progress.of(trainer).steps == 5
 
 
-def test_counters_and_data_go_on_as_if_there_were_no_override() -> None:
-    trainer, _ = fit(Scheduled(), LROverride(start=1, factor=0.0), steps=3)
-    assert (trainer.global_step, *Progress.of(trainer).mark) == (3, 3, 6, 24)
+def test_counters_and_data_go_on_as_if_there_were_no_override(tmp_path: Path) -> None:
+    fit(Scheduled(), steps=3, save=tmp_path / "a.ckpt")
+    trainer, _ = fit(Scheduled(), LROverride(factor=0.0), steps=5, resume=tmp_path / "a.ckpt")
+    assert (trainer.global_step, *Progress.of(trainer).mark) == (5, 5, 10, 40)
 
 
 # -- options ---------------------------------------------------------------------------------------------------------

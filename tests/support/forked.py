@@ -1,7 +1,8 @@
 """Processes that begin with everything imported: forks of one clean process, which save each of them seven seconds.
 
-They are what ``torchrun`` starts as far as a script can see: a process of its own with the variables of its rank.
-For work on a CPU: a process that has seen CUDA cannot be forked.
+Ranks are what ``torchrun`` starts as far as a script can see: each a process of its own with the variables of its rank.
+Never forks of a process that runs tests: threads do not come along, and who waits for them, as a process group does
+that is collected, waits for ever. For work on a CPU: a process that has seen CUDA cannot be forked.
 """
 
 from __future__ import annotations
@@ -15,19 +16,38 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["forked", "lit_stable.cli.main", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "hypothesis"]
 )
+
+
+def start_process(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
+    """Call a function of a module in a process of its own, with the environment and in the folder of this one."""
+    _start_server(os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    process = CONTEXT.Process(target=_call, args=(dict(os.environ), os.getcwd(), target, args))
+    process.start()
+    Finalize(None, _kill, args=(process,), exitpriority=1)  # or the interpreter waits at its end for one that was left
+    return process
+
+
+def _call(environ: dict[str, str], folder: str, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    target(*args)
 
 
 def _become(script: str, words: Sequence[str], environ: dict[str, str], folder: str, output: str) -> None:
@@ -70,6 +90,9 @@ def run_ranks(
         return _watch(ranks, timeout)
     finally:
         for process in ranks:
+            assert process.pid is not None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started, which is its session
             _kill(process)
 
 
@@ -97,10 +120,6 @@ def _watch(ranks: list[ForkServerProcess], timeout: float) -> str:
 
 
 def _kill(process: ForkServerProcess) -> None:
-    """It and what it started, which is its session once it has one."""
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
 

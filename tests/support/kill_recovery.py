@@ -1,6 +1,6 @@
 """Kill a run that steps back, again and again, at random moments, and see whether it comes to what it should.
 
-Each life is a process of its own, forked from the one at hand. It counts the moments at which something goes to disk,
+Each life is a process of its own. It counts the moments at which something goes to disk,
 comes from it or is trained on, and ends itself by SIGKILL at one of them, drawn at random: within a save, between a
 ledger's line and what it announces, within a line, within the load of a rewind. The last life is not killed.
 """
@@ -12,13 +12,13 @@ import logging
 import os
 import random
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked import start_process
 from recovery_project import Data, Module, clean_run, ids_by_the_ledger, make_trainer, poison
 
 from lit_stable.callbacks import fit_with_recovery
@@ -101,19 +101,10 @@ def live(folder: Path, last: int) -> Any:
 
 def in_a_process_of_its_own(folder: Path, last: int) -> bool:
     """Whether the life came to its end by itself."""
-    child = os.fork()
-    if child == 0:
-        try:
-            live(folder, last)
-            os._exit(0)
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return False
-    assert os.WEXITSTATUS(status) == 0, "a life has failed; see above"
-    return True
+    process = start_process(live, folder, last)
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), "a life has failed; see above"
+    return process.exitcode == 0
 
 
 def read_last(folder: Path) -> list[list[int]]:

@@ -11,12 +11,13 @@ import os
 import random
 import signal
 import sys
-import traceback
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
 import yaml
+from forked import CONTEXT, start_process
 from lightning_utilities.core import rank_zero as messages
 
 from lit_stable.cli.main import run
@@ -102,36 +103,33 @@ def command(*words: str | Path, out: TextIO | None = None, err: TextIO | None = 
 class Started:
     """A process under way; ``stdout`` is a pipe of what it says on both streams."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
-        self.pid, self.stdout = pid, os.fdopen(pipe, "rb")
+    def __init__(self, process: Any, pipe: int) -> None:
+        self.process, self.pid, self.stdout = process, process.pid, os.fdopen(pipe, "rb")
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
         """Its exit code, or minus the signal that ended it."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.process.join()
+        code: int = self.process.exitcode
+        return code
 
 
 def start(*words: str | Path) -> Started:
-    """Start ``lit-stable WORDS`` as a process of its own, forked from this one: all is imported already."""
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(theirs)
-        return Started(pid, ours)
-    code = 70
-    try:
-        os.dup2(theirs, 1)
-        os.dup2(theirs, 2)
-        sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-        logging.getLogger("lightning.pytorch").handlers.clear()  # those of this process's own streams
-        code = command(*words, out=sys.stdout, err=sys.stderr).code
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)  # no cleaning up of what is the parent's
+    """Start ``lit-stable WORDS`` as a process of its own."""
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = start_process(_run_into, theirs, [str(word) for word in words])
+    theirs.close()
+    return Started(process, os.dup(ours.fileno()))
+
+
+def _run_into(pipe: Connection, words: list[str]) -> None:
+    os.dup2(pipe.fileno(), 1)
+    os.dup2(pipe.fileno(), 2)
+    pipe.close()
+    sys.stdout = sys.stderr = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.exit(command(*words, out=sys.stdout, err=sys.stderr).code)
 
 
 def signal_at_line(process: Started, number: signal.Signals, beginning: str) -> Done:

@@ -98,9 +98,7 @@ def test_options_that_no_layer_fits_are_refused():
         sight(first=3)
     with pytest.raises(ValueError, match=r"every=0.*\n.*first=-1"):
         GatedOptions(every=0, first=-1)
-    with pytest.raises(
-        ValueError, match=r"gated.qk_l2_scale=-1.0: .*\n.*gated.mlp='tanh': must be one of gelu"
-    ):
+    with pytest.raises(ValueError, match=r"gated.qk_l2_scale=-1.0: .*\n.*gated.mlp='tanh': must be one of gelu"):
         GatedOptions(qk_l2_scale=-1.0, mlp="tanh")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"patch=3: must divide image_size=8"):
         VisionOptions(patch=3)

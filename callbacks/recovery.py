@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .base import MisconfigurationException, StabilityCallback, was_logging_step
 from .checkpoint_health import KEPT, health, largest_activation
-from .detectors import Detectors
 from .event_ring import LAG
-from .events import Event, Events
 from .positions import merge_ranges
 from .private_names import loss_scale
 from .progress import Progress
+from .recovery_book import ledger_folders
 from .recovery_heard import Heard
 from .recovery_ladder import Decision, Outcome, RecoveryLadder
 from .recovery_ledger import Entry
@@ -115,7 +113,7 @@ class Recovery(StabilityCallback):
         self._ladder = RecoveryLadder(
             self.rungs, self.triggers, lambda index: self._remedies.is_spent(index, self._steps)
         )
-        self._heard = Heard()
+        self._heard = Heard(self.triggers)
         self._activations: list[float] = []
         self._trainer: Trainer | None = None
         self._loaded_run: str | None = None
@@ -141,16 +139,13 @@ class Recovery(StabilityCallback):
             return
         refuse_incomplete(trainer, pl_module, self.rungs)
         self._trainer, self._loaded_run, self._seen = trainer, None, 0
-        self._heard = Heard()
+        self._heard = Heard(self.triggers)
+        self._heard.listen(trainer, self.acts)
         Progress.of(trainer).restored["recovery"] = self._drop
-        Events.of(trainer).listeners["recovery"] = self._hear
         if self.acts:
-            Events.of(trainer).answered |= self.triggers.keys()
             self._overrides.install(trainer)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Detectors):
-                callback.listeners["recovery"] = self._see
-            elif isinstance(callback, SafeCheckpoints):
+            if isinstance(callback, SafeCheckpoints):
                 callback.listeners["recovery"] = self._note_checkpoint
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -160,14 +155,8 @@ class Recovery(StabilityCallback):
         self._loaded_run, self._seen = saved.get("run", ""), int(saved.get("seen", 0))
         if not self._loaded_run:
             return
-        self._book.find(trainer, self._loaded_run, self._places(trainer))
+        self._book.find(trainer, self._loaded_run, ledger_folders(trainer, self._folder(trainer)))
         refuse_branch_left_behind(self.standing, int(checkpoint["global_step"]), self._seen)
-
-    def _places(self, trainer: Trainer) -> list[Path]:
-        """Folders that may hold the ledger of the checkpoint that is loaded."""
-        loaded = [c.loaded for c in trainer.callbacks if isinstance(c, SafeCheckpoints)]  # type: ignore[attr-defined]
-        beside = [place for path in loaded for place in (path.parent, path.parent.parent)]
-        return [self._folder(trainer), *beside]
 
     def _folder(self, trainer: Trainer) -> Path:
         return Path(trainer.default_root_dir) if self.folder is None else self.folder
@@ -203,14 +192,6 @@ class Recovery(StabilityCallback):
         self._to_pass = now.rewinds[-1] if now.rewinds else None
 
     # -- what is seen ------------------------------------------------------------------------------------------------
-
-    def _hear(self, event: Event) -> None:
-        if event.rank is None and event.kind in self.triggers:
-            self._heard.note_event(event)
-
-    def _see(self, step: int, values: Mapping[str, float]) -> None:
-        if "loss" in values:
-            self._heard.note_loss(step, values["loss"])
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.acts:
@@ -254,13 +235,10 @@ class Recovery(StabilityCallback):
         trainer = self._trainer
         if trainer is None or not self._book.run:
             return
-        scale = loss_scale(trainer)
-        judged = health(
-            self._ladder.band.is_well(),
-            self._ladder.episode is not None,
-            None if scale is None else float(scale),
-            self._activations,
-        )
+        found = loss_scale(trainer)
+        scale = None if found is None else float(found)
+        is_well, in_trouble = self._ladder.band.is_well(), self._ladder.episode is not None
+        judged = health(is_well, in_trouble, scale, self._activations)
         self._book.note_checkpoint(trainer, Progress.of(trainer).steps, path, judged)
 
     def checkpoints_to_keep(self) -> set[Path]:
@@ -288,13 +266,12 @@ class Recovery(StabilityCallback):
         if stage != "fit" or self._trainer is None:
             return
         self._trainer = None
+        self._heard.stop_listening(trainer, self.acts)
         Progress.of(trainer).restored.pop("recovery", None)
-        Events.of(trainer).listeners.pop("recovery", None)
         if self.acts:
-            Events.of(trainer).answered -= self.triggers.keys()
             self._overrides.end(trainer)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, (Detectors, SafeCheckpoints)):
+            if isinstance(callback, SafeCheckpoints):
                 callback.listeners.pop("recovery", None)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from . import checkpoint_files as files
 from .base import rank_zero_info, rank_zero_warn
 from .recovery_ledger import FILE, Entry, append, of_run, read_ledger
 from .recovery_standing import Saved, Standing, path_of, relative, since_go_on, standing, times_taken
+from .safe_checkpoints import SafeCheckpoints
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -136,6 +137,12 @@ class RecoveryBook:
                     path.rename(aside)
                     rank_zero_info(f"Recovery: {path} is of the branch that was left; it is {aside.name} now.")
         trainer.strategy.barrier()
+
+
+def ledger_folders(trainer: Trainer, own: Path) -> list[Path]:
+    """Folders that may hold the ledger of the checkpoint that is loaded: a run's own, and those around the file."""
+    loaded = [c.loaded for c in trainer.callbacks if isinstance(c, SafeCheckpoints)]  # type: ignore[attr-defined]
+    return [own, *(place for path in loaded for place in (path.parent, path.parent.parent))]
 
 
 def _with_paths_from(source: Path, folder: Path, entry: Entry) -> Entry:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lit_stable.callbacks.accumulation import AverageOver
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.corpus import cache_folder
 from lit_stable.data.datamodule import TokenDataModule
@@ -45,6 +46,7 @@ class PairDataModule(TokenDataModule):
         seed_data: Chooses the order of the samples and nothing else.
         num_workers: Processes that read ahead.
         skip_steps: Optimizer steps whose data are left out, as ``13251-14000``.
+        average_over: As in ``TokenDataModule``; captions differ in length.
 
     Raises:
         ValueError: with every problem of the arguments, one per line; in ``prepare_data``, when the images cannot be
@@ -65,6 +67,7 @@ class PairDataModule(TokenDataModule):
         seed_data: int = 1,
         num_workers: int = 0,
         skip_steps: list[str | int] | None = None,
+        average_over: AverageOver = "micro_batches",
     ) -> None:
         self.path = path
         self.words = words
@@ -87,6 +90,7 @@ class PairDataModule(TokenDataModule):
                 seed_data=seed_data,
                 num_workers=num_workers,
                 skip_steps=skip_steps,
+                average_over=average_over,
             )
         except ValueError as error:
             problems += str(error).splitlines()

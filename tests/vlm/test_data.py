@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from lit_stable.callbacks import AccumulationWindows
+from lit_stable.cli.spine import spine
 from lit_stable.data.tokenizer import load_tokenizer
+from lit_stable.run.surgery import Surgery, SurgeryOptions
 from lit_stable.vlm.datamodule import PairDataModule, up_to_the_end
 from lit_stable.vlm.digits import NAMES, digit_pairs
 from lit_stable.vlm.pairs import Pairs
@@ -149,6 +152,12 @@ def test_what_cannot_be_read_is_told_line_by_line(tmp_path):
 def test_without_its_packages_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert "pip install 'lit-stable[vlm]'" in PairDataModule(32, 4, 8).path_problems()[0]
+
+
+def test_the_tokens_of_all_captions_may_weigh_the_same():
+    module = PairDataModule(32, 4, 8, average_over="tokens")
+    windows = [c for c in spine(module, 10, Surgery(SurgeryOptions()), []) if isinstance(c, AccumulationWindows)]
+    assert [window.token_weights is not None for window in windows] == [True]
 
 
 def test_what_does_not_fit_is_refused(tmp_path, monkeypatch, digits):

@@ -31,8 +31,9 @@ def end_with_the_shortest(trainer: Trainer) -> None:
     shortest, longest = trainer.strategy.reduce(both, reduce_op="min").tolist()
     if shortest == -longest:
         return
+    most = "endlessly many" if -longest == _ENDLESS else f"{-longest:,}"
     rank_zero_warn(
-        f"training loaders of {shortest:,} to {-longest:,} batches on {trainer.world_size} ranks: every epoch ends"
+        f"training loaders of {shortest:,} to {most} batches on {trainer.world_size} ranks: every epoch ends"
         f" after {shortest:,}, and what the longer ones hold beyond is not trained on; shard the data evenly to use it."
     )
     if number > shortest:

@@ -8,7 +8,8 @@ import pytest
 from launch import of, run_scenarios
 from rank_scenarios_contract import scenario_names
 
-NAMES = scenario_names("ddp", "fsdp2")
+#: With a loss scale those that read it alone; all of them on GPUs.
+NAMES = [*scenario_names("ddp", "fsdp2"), *(f"fsdp2/16-mixed/{name}" for name in ("GradClip", "GradSpikeSkip"))]
 
 
 @pytest.fixture(scope="module")

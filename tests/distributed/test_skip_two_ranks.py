@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from launch import run_scenarios
+from rank_scenarios_skip import check_spike_and_overflow, spike_scenarios
+
+SPIKES = spike_scenarios("ddp", "fsdp2")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    names = ["bad_loss_ddp", "bad_loss_fsdp2", "bad_shard_resumed_fsdp2", "stop_at_the_cap", "no_loss"]
+    names = ["bad_loss_ddp", "bad_loss_fsdp2", "bad_shard_resumed_fsdp2", "stop_at_the_cap", "no_loss", *SPIKES]
     folder = tmp_path_factory.mktemp("ranks")
     found = run_scenarios([*names, "no_loss_on_rank_one"], folder, script="rank_scenarios_skip.py")
     return {**found, "folder": folder}
@@ -27,6 +30,14 @@ def test_a_bad_loss_on_one_rank_skips_the_step_on_both(results: dict[str, Any], 
     assert result["statistics_agree"]
     assert result["told"] == [[5, "skipped_step"], [7, "skipped_step"]]  # by rank 0 alone
     assert result["written"] == ["events.jsonl"]
+
+
+@pytest.mark.parametrize("name", SPIKES)
+def test_a_spike_and_an_overflow_on_one_rank_skip_on_both_and_the_scale_follows_one(
+    results: dict[str, Any], name: str
+) -> None:
+    assert "error" not in results[name], results[name]["error"]
+    check_spike_and_overflow(name, results[name])
 
 
 def test_a_nan_in_one_shard_skips_on_both_and_resumes_bit_for_bit(results: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision, Precision
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from tiny_fit import quiet_trainer
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from lit_stable.callbacks import Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.strategies.fsdp2 import FSDP2Strategy
+from lit_stable.strategies.fsdp2_precision import FSDP2Precision
+from lit_stable.strategies.loss_scale import LossScale, LossScaler
 
 LENGTH, FEATURES, MICRO_BATCH, GLOBAL_BATCH, STEPS = 4, 4, 2, 8, 4
-POISON = {1: 1e4}  # by optimizer steps taken: what the last rank's loss is multiplied by
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,30 @@ class Host:
     def sharded(self) -> bool:
         return self.strategy.startswith("fsdp")
 
+    @property
+    def poison(self) -> dict[int, float]:
+        """By optimizer steps taken: what the last rank's loss is multiplied by; what fp16 holds, where it is that."""
+        return {1: 1e3 if self.precision == "16-mixed" else 1e4}
+
     def trainer_options(self) -> dict[str, Any]:
-        if self.precision == "16-mixed":  # a scale that fits a run of a few steps; on a CPU Lightning makes no scaler
-            device = "cpu" if self.accelerator == "cpu" else "cuda"
-            scaler = torch.amp.GradScaler(device, init_scale=16.0)
-            return {**self._where(), "plugins": [MixedPrecision("16-mixed", device, scaler)]}
-        return {**self._where(), "precision": self.precision}
+        where = self._where()
+        if self.precision == "16-mixed":
+            where["plugins"] = [self._fp16()]
+        else:
+            where["precision"] = self.precision
+        return where
+
+    def _fp16(self) -> Precision:
+        """With a scale that fits a run of a few steps; on a CPU Lightning would make no scaler."""
+        device = "cpu" if self.accelerator == "cpu" else "cuda"
+        policy = LossScale(init=2.0)
+        if self.strategy == "fsdp2":
+            return FSDP2Precision("16-mixed", LossScaler(policy, device, over_ranks=True), device)
+        if self.strategy == "fsdp":
+            plugin = FSDPPrecision("16-mixed")  # its constructor refuses any scaler
+            plugin.scaler = LossScaler(policy, device, over_ranks=True)  # type: ignore[assignment]
+            return plugin
+        return MixedPrecision("16-mixed", device, torch.amp.GradScaler(device, init_scale=2.0))
 
     def _where(self) -> dict[str, Any]:
         # A rank that is left alone must not wait for the others for half an hour.
@@ -181,5 +200,5 @@ def fit(
     trainer = quiet_trainer(*callbacks, max_steps=steps, **{**defaults, **host.trainer_options(), **options})
     kind = ShardedProject if host.strategy == "fsdp2" else Project
     data = Data(resumes)
-    trainer.fit(kind(width, dropout, POISON if poison is None else poison), data, ckpt_path=resume)
+    trainer.fit(kind(width, dropout, host.poison if poison is None else poison), data, ckpt_path=resume)
     return trainer

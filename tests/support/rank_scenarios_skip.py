@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
-from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
+from rank_scenarios import SCENARIOS, NaNGradient, fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, tiny_module
 
 from lit_stable.callbacks import Events, GracefulStop, GradSpikeSkip, Progress
 from lit_stable.callbacks.events import read_events
 from lit_stable.callbacks.spike_events import TooManySkips
 from lit_stable.module import GPTModule
+from lit_stable.strategies.loss_scale import LossScale
 
 STEPS = 8
 
@@ -35,8 +37,10 @@ class LocalBits(Callback):
 class BadLossOnRankOne(GPTModule):
     """In two steps the loss of rank 1, and of no other, is far too large or not finite."""
 
+    factors: ClassVar[dict[int, float]] = {4: 1e6, 6: math.nan}
+
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        factor = {4: 1e6, 6: math.nan}.get(Progress.of(self.trainer).steps, 1.0) if rank() == 1 else 1.0
+        factor = self.factors.get(Progress.of(self.trainer).steps, 1.0) if rank() == 1 else 1.0
         return super().training_step(batch, batch_idx) * factor
 
 
@@ -159,6 +163,59 @@ def no_loss_on_rank_one() -> dict[str, Any]:
     finally:
         (folder / f"ended-{rank()}").write_text(traceback.format_exc())
     return {}
+
+
+class OverflowOnRankOne(BadLossOnRankOne):
+    """The first is large, and no more than fp16 holds at the scale below; the second is beyond it."""
+
+    factors: ClassVar[dict[int, float]] = {4: 1e3, 6: 1e30}
+
+
+def _spike_and_overflow(strategy: str, precision: str) -> dict[str, Any]:
+    """Both change nothing; where there is a loss scale, only the second lowers it."""
+    module = tiny_module()
+    module.__class__ = OverflowOnRankOne
+    scales: list[float] = []
+
+    class Scales(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+            scaler = trainer.precision_plugin.scaler
+            if scaler is not None and not Progress.of(trainer).pending_samples:
+                scales.append(scaler.get_scale())
+
+    callback, bits = skip(), LocalBits()
+    options = {"precision": precision, "loss_scale": LossScale(init=16.0, window=100), "max_norm": None}
+    run = fit2(strategy, steps=STEPS, callbacks=(callback, bits, Scales()), module=module, **options)
+    return {
+        "events": gathered([[e.step, e.cause] for e in callback.events]),
+        "unchanged": gathered([s for s in range(2, STEPS + 1) if equal_bits(bits.seen[s], bits.seen[s - 1])]),
+        "skipped": gathered(Progress.of(run.trainer).skipped),
+        "scales": gathered(scales),
+    }
+
+
+#: Under fp16 an overflow is told from a spike, and halves the scale; bf16 knows neither.
+SPIKE_AND_OVERFLOW = {
+    "16-mixed": {"causes": ["z_score", "overflow"], "scales": [16.0] * 6 + [8.0] * 2},
+    "bf16-mixed": {"causes": ["z_score", "non_finite"], "scales": []},
+}
+
+
+def spike_scenarios(*strategies: str) -> list[str]:
+    return [f"spike_and_overflow/{strategy}/{precision}" for strategy in strategies for precision in SPIKE_AND_OVERFLOW]
+
+
+def check_spike_and_overflow(name: str, result: dict[str, Any]) -> None:
+    """What :func:`_spike_and_overflow` has to come to on both ranks."""
+    expected = SPIKE_AND_OVERFLOW[name.rpartition("/")[2]]
+    assert result["events"] == [[[step, cause] for step, cause in zip((5, 7), expected["causes"], strict=True)]] * 2
+    assert result["unchanged"] == [[5, 7]] * 2
+    assert result["skipped"] == [2, 2]
+    assert result["scales"] == [expected["scales"]] * 2
+
+
+for each in spike_scenarios("ddp", "fsdp", "fsdp2"):
+    SCENARIOS[each] = functools.partial(_spike_and_overflow, *each.split("/")[1:])
 
 
 if __name__ == "__main__":

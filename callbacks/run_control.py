@@ -215,8 +215,9 @@ class RunControl(StabilityCallback):
             self._trainers_own, trainer.val_check_batch = trainer.val_check_batch, _Now(1)
 
     def _put_back(self, trainer: Trainer) -> None:
-        if self._trainers_own is not None:
-            trainer.val_check_batch, self._trainers_own = self._trainers_own, None
+        own, self._trainers_own = self._trainers_own, None
+        if own is not None and isinstance(trainer.val_check_batch, _Now):  # not so once a new loader has its own
+            trainer.val_check_batch = own
 
     # -- end, state --------------------------------------------------------------------------------------------------
 

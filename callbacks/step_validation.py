@@ -63,7 +63,14 @@ class ValidateEverySteps(StabilityCallback):
                 f"`ValidateEverySteps(every={self.every})`: there is nothing to validate with; give trainer.fit"
                 " `val_dataloaders` and the LightningModule a `validation_step`."
             )
-        if trainer.enable_validation:
+        self._take_over(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.reload_dataloaders_every_n_epochs and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._take_over(trainer)  # Lightning writes its own interval with each new loader
+
+    def _take_over(self, trainer: Trainer) -> None:
+        if trainer.enable_validation and type(trainer.val_check_batch) in (int, float, type(None)):  # nobody else's
             self._trainers_own = trainer.val_check_batch
             trainer.val_check_batch = StepCheck(self.every, trainer)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hosts import Gan, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer, train_more
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer, sample, train_more
+from torch.utils.data import DataLoader
 
 from lit_stable.callbacks import AccumulationWindows, BatchSizeWarmup, GracefulStop, Progress, ValidateEverySteps
 
@@ -80,6 +81,15 @@ def test_a_second_fit_validates_as_the_first() -> None:
     train_more(trainer, 4)
     trainer.fit(module, data)
     assert module.validated_after == [3, 4, 6, 8]
+
+
+@pytest.mark.parametrize("every_n_epochs", [1, 2])
+def test_loaders_that_are_made_anew_each_epoch_shift_nothing(every_n_epochs: int) -> None:
+    options = {"check_val_every_n_epoch": None, "reload_dataloaders_every_n_epochs": every_n_epochs}
+    trainer = quiet_trainer(ValidateEverySteps(4), max_steps=18, **options)
+    batches = DataLoader([sample(i)[None] for i in range(5)], batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(module := TinyModule(), batches, batches)
+    assert module.validated_after == [4, 8, 12, 16, 18]
 
 
 def test_without_validation_data_nothing_is_touched() -> None:

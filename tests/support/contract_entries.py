@@ -61,6 +61,7 @@ ENTRIES = {
     "BatchSizeWarmup": Entry(
         {"ramp": "4 for 1 steps then 8", "global_batch": 8, "micro_batch": 2},
         idle={"ramp": "8 for 1 steps", "global_batch": 8, "micro_batch": 2},
+        later=("progress/counted_tokens",),
     ),
     "BlackBox": Entry(),
     "Detectors": Entry(),

@@ -63,6 +63,7 @@ class StabilityCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse_twins(trainer, self)
+        refuse_unknown_action(self)
         arrange(trainer)
 
 
@@ -87,6 +88,16 @@ def refuse_twins(trainer: Trainer, ours: StabilityCallback) -> None:
             f"`{strangers[0].__module__}.{strangers[0].__name__}`: a checkpoint could hold its state or that of"
             f" `{type(ours).__module__}.{type(ours).__name__}`, not both, since their state_key {ours.state_key!r} is"
             " the same; rename the class, or give it a `state_key` of its own."
+        )
+
+
+def refuse_unknown_action(ours: StabilityCallback) -> None:
+    """Raise where ``action`` is misspelt: whoever compares it with one of the two would take it for the other."""
+    action = getattr(ours, "action", "act")
+    if action not in ("act", "log"):
+        raise MisconfigurationException(
+            f"`{type(ours).__name__}(action={action!r})`: a callback acts, or logs what it would have done; give `act`"
+            " or `log`."
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from contract_entries import CLASSES, ENTRIES, groups
+from contract_entries import CLASSES, ENTRIES, groups, takes_action
 from contract_fits import RareRuns, Runs, own
 from contract_project import Host, fit
 from contract_promises import PROMISES, QUICK
@@ -24,7 +24,7 @@ from tiny_fit import TinyData, TinyModule, quiet_trainer
 
 import lit_stable.callbacks as package
 from lit_stable.callbacks import Progress
-from lit_stable.callbacks.base import StabilityCallback
+from lit_stable.callbacks.base import MisconfigurationException, StabilityCallback
 
 HOST = Host()
 #: Not imported with the package: Lightning has its base from 2.6 on.
@@ -107,6 +107,12 @@ def test_built_from_yaml_it_logs_what_its_docstring_says_and_nothing_else(name: 
     documented = {key for manual in manuals for key in re.findall(pattern, manual)}
     logged = {"/".join(key.split("/")[:2]) for key in trainer.logged_metrics}
     assert logged == documented - later
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if takes_action(name)])
+def test_a_misspelt_action_is_refused_by_name(name: str) -> None:
+    with pytest.raises((ValueError, MisconfigurationException), match="watch"):
+        fit(HOST, *own((name,), {name: {**ENTRIES[name].acts, "action": "watch"}}), steps=1, width=ENTRIES[name].width)
 
 
 # -- from YAML -------------------------------------------------------------------------------------------------------

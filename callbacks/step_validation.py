@@ -28,7 +28,8 @@ class ValidateEverySteps(StabilityCallback):
         every: Optimizer steps between validations, >= 1; or text with a unit, as ``2M tokens`` or ``10_000 samples``.
 
     Raises:
-        MisconfigurationException: when ``every`` cannot be read or is below 1, or the Trainer validates by epochs.
+        MisconfigurationException: when ``every`` cannot be read or is below 1, or the Trainer validates by epochs or
+            by the clock.
 
     Example::
 
@@ -53,6 +54,11 @@ class ValidateEverySteps(StabilityCallback):
             raise MisconfigurationException(
                 f"`Trainer(check_val_every_n_epoch={trainer.check_val_every_n_epoch})`: `ValidateEverySteps` counts"
                 " optimizer steps; set check_val_every_n_epoch to None (YAML: null)."
+            )
+        if not hasattr(trainer, "val_check_interval"):  # Lightning has none where it goes by the clock, and looks there
+            raise MisconfigurationException(
+                "`Trainer(val_check_interval=...)`: is a time, and `ValidateEverySteps` counts optimizer steps; leave"
+                " one of them away."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -5,9 +5,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import lightning
 import pytest
 from hosts import Gan, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from packaging.version import Version
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer, sample, train_more
 from torch.utils.data import DataLoader
 
@@ -110,6 +112,13 @@ def test_an_interval_below_one_is_refused() -> None:
 def test_a_trainer_that_validates_by_epochs_is_refused() -> None:
     with pytest.raises(MisconfigurationException, match=r"`Trainer\(check_val_every_n_epoch=1\)`: .* to None"):
         quiet_trainer(ValidateEverySteps(3)).fit(TinyModule(), TinyData())
+
+
+@pytest.mark.skipif(Version(lightning.__version__) < Version("2.6"), reason="Lightning has no clock for it before")
+def test_a_trainer_that_validates_by_the_clock_is_refused() -> None:
+    options = {"val_check_interval": "00:00:10:00", "check_val_every_n_epoch": None}
+    with pytest.raises(MisconfigurationException, match=r"val_check_interval=...\)`: is a time"):
+        quiet_trainer(ValidateEverySteps(3), **options).fit(TinyModule(), TinyData())
 
 
 def test_optimizers_that_step_on_one_batch_take_one_step_together() -> None:

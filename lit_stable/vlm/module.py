@@ -20,7 +20,7 @@ from lit_stable.optim.options import ADAMW, OptimizerOptions
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.strategies.mesh import data_mesh, tensor_mesh
 from lit_stable.vlm.backbones import SIGHT, find_backbone, tokenizer_problems, vision_weights
-from lit_stable.vlm.options import GatedOptions, VisionOptions
+from lit_stable.vlm.options import GatedOptions, VisionOptions, tensor_parallel_problem
 from lit_stable.vlm.sight import Sight, build_sight
 
 # What of the record of new blocks and vision backbone leaves weights what they mean.
@@ -112,10 +112,9 @@ class VLMModule(GPTModule):
 
     def build(self, compile: Compiled, fixed_shapes: bool) -> None:
         mesh = self.device_mesh
-        if mesh is not None and (split := tensor_mesh(mesh)) is not None and split.size() > 1:
-            raise MisconfigurationException(
-                f"mesh.tensor_parallel={split.size()}: new blocks and vision backbone cannot be split; set it to 1."
-            )
+        split = None if mesh is None else tensor_mesh(mesh)
+        if split is not None and (problem := tensor_parallel_problem(split.size())):
+            raise MisconfigurationException(problem)
         super().build(compile, fixed_shapes)
         fresh = not self.is_continued and self.initial_weights is None
         if fresh and (language := self._find_language()) is not None:

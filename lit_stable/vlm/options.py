@@ -167,3 +167,10 @@ class VisionOptions:
             bias=True,
             init_std="small_init",  # a fixed one that suits thousands of columns is nothing at a few dozen
         )
+
+
+def tensor_parallel_problem(size: int) -> str | None:
+    """What is wrong with matrices that are split over so many ranks."""
+    if size == 1:
+        return None
+    return f"mesh.tensor_parallel={size}: new blocks and vision backbone cannot be split; set it to 1."

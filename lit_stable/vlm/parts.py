@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 
 from lit_stable.model.config import GPTConfig
 from lit_stable.vlm.datamodule import PairDataModule
-from lit_stable.vlm.options import GatedOptions, VisionOptions
+from lit_stable.vlm.options import GatedOptions, VisionOptions, tensor_parallel_problem
 
 
 def parts(config: Namespace) -> Iterator[Callable[[], Any]]:
@@ -19,7 +19,12 @@ def parts(config: Namespace) -> Iterator[Callable[[], Any]]:
     yield lambda: VisionOptions(**model["vision"].as_dict())
     yield lambda: _refuse_idle_blocks(model)
     yield lambda: PairDataModule(**data)
-    yield lambda: _refuse_tensor_parallel(config["mesh"]["tensor_parallel"])
+    yield lambda: _refuse(tensor_parallel_problem(config["mesh"]["tensor_parallel"]))
+
+
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise ValueError(problem)
 
 
 def _refuse_idle_blocks(model: Namespace) -> None:
@@ -28,8 +33,3 @@ def _refuse_idle_blocks(model: Namespace) -> None:
     except ValueError:  # each is judged by itself
         return
     gated.places(gpt)
-
-
-def _refuse_tensor_parallel(size: int) -> None:
-    if size > 1:
-        raise ValueError(f"mesh.tensor_parallel={size}: new blocks and vision backbone cannot be split; set it to 1.")

@@ -95,6 +95,7 @@ class AccumulationWindows(StabilityCallback):
             )
         self.global_batch = global_batch
         self.micro_batch = micro_batch
+        self.average_over: AverageOver = average_over
         self.token_weights = TokenWeights() if average_over == "tokens" else None
         self._opened_at = -1
         self._has_checked = False

@@ -102,7 +102,7 @@ class BatchSizeWarmup(AccumulationWindows):
         self.tokens_per_sample = tokens_per_sample
         self.fit_micro_batch = fit_micro_batch
         self.lr_factor = lr_factor
-        self.average_over = average_over
+        self._given_over = average_over
         self.action = action
         self._given = {"global_batch": global_batch, "micro_batch": micro_batch, "tokens_per_sample": tokens_per_sample}
         self._schedule: BatchSchedule | None = None
@@ -130,7 +130,7 @@ class BatchSizeWarmup(AccumulationWindows):
                 f" `BatchSizeWarmup({self.ramp!r}, {lacking}=...)`."
             )
         self.tokens_per_sample = found["tokens_per_sample"]
-        over = self.average_over or getattr(data, "average_over", None) or "micro_batches"
+        over = self._given_over or getattr(data, "average_over", None) or "micro_batches"
         self._lay_out(found["global_batch"], found["micro_batch"], over)
 
     def _lay_out(self, global_batch: int, micro_batch: int, average_over: AverageOver = "micro_batches") -> None:

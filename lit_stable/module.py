@@ -92,6 +92,7 @@ class GPTModule(ModelFacts):
         self.optimizer_options = optimizer
         self.seed_init = seed_init
         self.compile_option = compile
+        self.compiled: Compiled = "off"  # what the option comes to, once there is a network
         self.recompute = recompute
         self.training_loss = TrainingLoss(z_loss)
         self.gradient_predivide = gradient_predivide
@@ -119,7 +120,7 @@ class GPTModule(ModelFacts):
         if self.gpt is not None:
             return
         self._judge_precision()
-        compiled = self._what_is_compiled(self.trainer.strategy.root_device)
+        self.compiled = compiled = self._what_is_compiled(self.trainer.strategy.root_device)
         # Fixed shapes make faster code, and torch gives up on them, silently, after eight different ones.
         fixed_shapes = not any(isinstance(c, SequenceLengthWarmup) for c in self.trainer.callbacks)  # type: ignore[attr-defined]
         self.build(compiled, fixed_shapes)

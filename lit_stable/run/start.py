@@ -40,6 +40,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f" strategy {type(trainer.strategy).__name__}{layout(trainer)}; precision {trainer.precision}",
         f"model: {sum(module.parameter_parts(module).values()):,} parameters; {module.describe()}",
         f"attention: {attention(trainer, module)}",
+        f"compiled: {module.compiled}; activations {'recomputed block by block' if module.recompute else 'kept'}",
         f"dtypes: {dtypes(trainer, module)}",
         f"learning rate by {module.schedule.describe_units()}: {schedule}",
         audit(trainer.optimizers[0].param_groups, module),

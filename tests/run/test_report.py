@@ -68,7 +68,9 @@ def test_the_first_lines_answer_what_one_asks_first(said):
         "embeddings",
         "norms",
     ]
+    assert "compiled: off; activations kept" in said
     assert "GradClip(max_norm=0.5" in line(said, "callbacks: ")
+    assert "micro_batch=2, average_over='micro_batches')" in line(said, "callbacks: ")
     assert "position: step 0, 0 samples, 0 tokens" in said
     assert f"initial weights: {tensors} tensors measured, 0 not as declared" in said
 
@@ -158,7 +160,8 @@ def test_the_time_of_a_validation_is_no_training_time(wait, monkeypatch):
 
 
 def test_a_callback_is_described_by_the_settings_it_keeps():
-    assert describe(AccumulationWindows(32, 8)) == "AccumulationWindows(global_batch=32, micro_batch=8)"
+    windows = "AccumulationWindows(global_batch=32, micro_batch=8, average_over='micro_batches')"
+    assert describe(AccumulationWindows(32, 8)) == windows
     assert describe(LearningRateMonitor(logging_interval="step")).startswith(
         "LearningRateMonitor(logging_interval='step', "
     )

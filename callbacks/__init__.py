@@ -6,6 +6,7 @@ from .alarm import Alarm
 from .attention_monitor import AttentionMonitor
 from .batch_size_warmup import BatchSizeWarmup
 from .black_box import BlackBox
+from .deferred_logging import DeferredLogging
 from .detectors import Detectors
 from .disk_space import DiskSpace
 from .eight_bit_adam import EightBitAdam
@@ -20,6 +21,7 @@ from .grad_spike_skip import GradSpikeSkip
 from .gradient_monitor import GradientMonitor
 from .hang_watchdog import HangWatchdog
 from .invariant_check import InvariantCheck, InvariantViolation
+from .late_reads import LateReads
 from .layer_norm_freeze import LayerNormFreeze
 from .learning_rate import EffectiveLR
 from .lr_backoff import LRBackoff
@@ -56,6 +58,7 @@ __all__ = [
     "AttentionMonitor",
     "BatchSizeWarmup",
     "BlackBox",
+    "DeferredLogging",
     "Detectors",
     "DiskSpace",
     "EffectiveLR",
@@ -75,6 +78,7 @@ __all__ = [
     "KillFileExists",
     "LRBackoff",
     "LROverride",
+    "LateReads",
     "LayerNormFreeze",
     "OptimizerMonitor",
     "OptimizerReset",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_manual_optimization
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, refuse_manual_optimization
 from .device_step import local_gradients
 from .even_epochs import end_with_the_shortest
 from .private_names import align_logged_step, ready_batches
@@ -190,7 +190,7 @@ class AccumulationWindows(StabilityCallback):
         elif held < trainer.accumulate_grad_batches and pl_module.automatic_optimization:
             scale_gradients(optimizer, trainer.accumulate_grad_batches / held)
         if is_logging_step(trainer):
-            pl_module.log("progress/micro_batches", float(held))
+            log_number(pl_module, "progress/micro_batches", held)
             if counted is not None:
                 pl_module.log("progress/counted_tokens", counted)
 

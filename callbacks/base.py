@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+from torch import Tensor
 
 try:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -31,6 +33,7 @@ __all__ = [
     "StabilityCallback",
     "find_or_install",
     "is_logging_step",
+    "log_number",
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
@@ -142,3 +145,8 @@ def is_logging_step(trainer: Trainer) -> bool:
 def was_logging_step(trainer: Trainer) -> bool:
     """The same of the step that has just been taken, as `on_train_batch_end` finds it: its batch is not counted yet."""
     return is_logging_step(trainer)
+
+
+def log_number(module: LightningModule, name: str, value: float | Tensor) -> None:
+    """Log a number that the host knows, in fp32; as a ``float`` Lightning would copy it to the device, and wait."""
+    module.log(name, value if isinstance(value, Tensor) else torch.tensor(float(value)))

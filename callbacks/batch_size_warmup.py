@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from .accumulation import AccumulationWindows, AverageOver, Window
-from .base import MisconfigurationException, is_logging_step, rank_zero_info
+from .base import MisconfigurationException, is_logging_step, log_number, rank_zero_info
 from .batch_schedule import BatchSchedule, Ramp, build_schedule
 from .learning_rate import EffectiveLR
 from .progress import Mark, Progress
@@ -250,7 +250,7 @@ class BatchSizeWarmup(AccumulationWindows):
         super().on_before_optimizer_step(trainer, pl_module, optimizer)
         if is_logging_step(trainer):
             # What the ramp says, also under action="log"; Progress has committed this step already.
-            pl_module.log("stability/batch_size", float(self._laid_out.batch(Progress.of(trainer).start.samples)))
+            log_number(pl_module, "stability/batch_size", self._laid_out.batch(Progress.of(trainer).start.samples))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().teardown(trainer, pl_module, stage)

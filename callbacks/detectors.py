@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, refuse_manual_optimization, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, log_number, refuse_manual_optimization, was_logging_step
 from .detector import Detector
 from .event_ring import EventRing
 from .events import Events, emit
@@ -143,7 +143,7 @@ class Detectors(StabilityCallback):
         self._last_step = step
         if was_logging_step(trainer):
             self._send_logged(trainer, step)
-            pl_module.log("stability/events", float(self._count))
+            log_number(pl_module, "stability/events", self._count)
         self._look(trainer, self._every_step.take(step), self._at_logging.take(step))
 
     def _send_logged(self, trainer: Trainer, step: int) -> None:

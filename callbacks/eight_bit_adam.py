@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, find_or_install, is_logging_step, rank_zero_info
+from .base import (
+    MisconfigurationException,
+    StabilityCallback,
+    find_or_install,
+    is_logging_step,
+    log_number,
+    rank_zero_info,
+)
 from .eight_bit_blocks import StateMap, require_bitsandbytes, rows_of
 from .eight_bit_conversion import convert_in_place, convertible
 from .eight_bit_layout import Bits, StateRules, plan_states, state_table
@@ -144,7 +151,7 @@ class EightBitAdam(StabilityCallback):
         if is_logging_step(trainer):
             states = [state for own in trainer.optimizers if is_blockwise(own) for state in own.state.values()]
             parameters = sum(p.numel() for own in trainer.optimizers if is_blockwise(own) for p in own.state)
-            pl_module.log("stability/state_bytes_per_parameter", state_bytes(states) / max(1, parameters))
+            log_number(pl_module, "stability/state_bytes_per_parameter", state_bytes(states) / max(1, parameters))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._strategy is not None:

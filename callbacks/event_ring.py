@@ -21,11 +21,12 @@ class EventRing:
     before a save, at the end, or when the run fails.
 
     Args:
-        lag: Steps between push and take on a CUDA device, >= 0. Elsewhere it is 0.
+        lag: Steps between push and take on a CUDA device, >= 0.
+        cpu_lag: The same on a CPU.
     """
 
-    def __init__(self, lag: int = LAG) -> None:
-        self._cuda_lag = lag
+    def __init__(self, lag: int = LAG, cpu_lag: int = 0) -> None:
+        self._cuda_lag, self._cpu_lag = lag, cpu_lag
         self.lag = 0
         self._waiting: deque[tuple[Any, Tensor, Any]] = deque()  # (key, row on the host, its copy's event)
         self._pinned: list[Tensor] = []  # free rows
@@ -33,7 +34,7 @@ class EventRing:
     def push(self, key: tuple[int, ...], row: Tensor) -> None:
         """Queue a row (n,) under a key whose first number is the step."""
         if row.device.type != "cuda":
-            self.lag = 0
+            self.lag = self._cpu_lag
             self._waiting.append((key, row.cpu().clone(), None))
             return
         self.lag = self._cuda_lag

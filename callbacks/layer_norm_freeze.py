@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import nn
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, rank_zero_info
 from .events import Event, Events, emit
 from .freeze_rules import FreezeRule, Rule, check_rules
 from .module_patterns import import_types, norm_parameter_names, select, unwrapped
@@ -207,7 +207,7 @@ class LayerNormFreeze(StabilityCallback):
             elif not holds:
                 self._zeroed.difference_update(parameters)
         if is_logging_step(trainer):
-            pl_module.log("stability/frozen_tensors", float(frozen))
+            log_number(pl_module, "stability/frozen_tensors", frozen)
 
     def _freeze(self, trainer: Trainer, parameters: list[nn.Parameter]) -> None:
         for parameter in parameters:

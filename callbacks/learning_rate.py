@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, find_or_install, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, find_or_install, log_number, was_logging_step
 from .progress import Mark, Progress
 from .step_hooks import refuse_engine, require_step_hooks
 
@@ -175,8 +175,9 @@ class EffectiveLR(StabilityCallback):
         if not (self.used and was_logging_step(trainer)):
             return
         lr, own = self.used["lr"][0], self.own["lr"][0]
-        pl_module.log("stability/lr", lr)
-        pl_module.log("stability/lr_factor", lr / own if own else (math.inf if lr else 1.0))
+        log_number(pl_module, "stability/lr", lr)
+        factor = lr / own if own else (math.inf if lr else 1.0)
+        log_number(pl_module, "stability/lr_factor", factor)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         # After an exception too: a closure that raised leaves no post-hook behind, and a save may follow.

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, rank_zero_warn, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, log_number, rank_zero_warn, was_logging_step
 from .event_ring import LAG
 from .events import Event, Events
 from .learning_rate import EffectiveLR
@@ -101,7 +101,7 @@ class LRBackoff(StabilityCallback):
         if due:
             self._cut(steps, due[0])
         if was_logging_step(trainer):
-            pl_module.log("stability/backoff_factor", self.rate_factor)
+            log_number(pl_module, "stability/backoff_factor", self.rate_factor)
 
     def _cut(self, step: int, event: Event) -> None:
         cools = self._last_cut is not None and step - self._last_cut < self.cooldown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, rank_zero_info, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, log_number, rank_zero_info, was_logging_step
 from .configured import Configured, settle
 from .dropout_rate import DropoutRate
 from .events import Event, Events, emit
@@ -229,7 +229,8 @@ class LROverride(StabilityCallback):
         if not effective.used:  # no step in this batch
             return
         if was_logging_step(trainer):
-            pl_module.log("stability/override_lr", self._asked[min(self._asked)])  # of several optimizers one may wait
+            # Of several optimizers one may wait.
+            log_number(pl_module, "stability/override_lr", self._asked[min(self._asked)])
         if self.is_active(mark) and not self._announced:
             self._announced = True
             self._announce(trainer, self._sentence(effective, mark), mark)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch.optim import Optimizer
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_warn
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, rank_zero_warn
 from .events import Event, Events, emit
 from .learning_rate import EffectiveLR
 from .optimizer_state import ZERO_AT_START, zero_state
@@ -139,7 +139,7 @@ class OptimizerReset(StabilityCallback):
                     " restored or filled it before the step."
                 )
         if is_logging_step(trainer):
-            pl_module.log("stability/optimizer_held", float(self.is_held(Progress.of(trainer).start)))
+            log_number(pl_module, "stability/optimizer_held", self.is_held(Progress.of(trainer).start))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":

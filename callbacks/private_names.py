@@ -74,6 +74,30 @@ def logged_step(trainer: Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
+def divert_step_metrics(trainer: Trainer, instead: Callable[[dict[str, Any]], None]) -> None:
+    """Hand the metrics of a training step to ``instead``, when Lightning would read each of them for the loggers.
+
+    Lightning still judges whether the step is logged, and computes what is. Both methods are shadowed on the connector;
+    :func:`restore_step_metrics` takes the shadow away.
+    """
+    connector: Any = trainer._logger_connector
+    update = connector.update_train_step_metrics
+
+    def update_train_step_metrics() -> None:
+        connector.log_metrics = instead
+        try:
+            update()
+        finally:
+            del connector.log_metrics
+
+    connector.update_train_step_metrics = update_train_step_metrics
+
+
+def restore_step_metrics(trainer: Trainer) -> None:
+    """Undo :func:`divert_step_metrics`."""
+    trainer._logger_connector.__dict__.pop("update_train_step_metrics", None)
+
+
 def after_signal_registration(trainer: Trainer, install: Callable[[], None]) -> None:
     """Call ``install`` right after Lightning has put its own signal handlers in place.
 

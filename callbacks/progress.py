@@ -137,6 +137,12 @@ class Progress(StabilityCallback):
             self._skipped = int(self._skipped.item())
         return self._skipped
 
+    def skipped_on(self, device: torch.device) -> Tensor:
+        """The same as a 0-d tensor on a device, without a wait if that is where steps are judged."""
+        if isinstance(self._skipped, Tensor):
+            return self._skipped.to(device)
+        return torch.full((), self._skipped, device=device)
+
     @property
     def applied(self) -> int:
         """Optimizer steps that moved the weights: what Adam's step count must equal."""

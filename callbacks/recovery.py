@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, log_number, was_logging_step
 from .checkpoint_health import KEPT, health, largest_activation
 from .event_ring import LAG
 from .positions import merge_ranges
@@ -226,9 +226,9 @@ class Recovery(StabilityCallback):
         if (largest := largest_activation(trainer.callback_metrics)) is not None:
             self._activations = [*self._activations, largest][-KEPT:]
         episode = self._ladder.episode
-        module.log("stability/recovery_rung", float(0 if episode is None else episode.rung + 1))
-        module.log("stability/recovery_lr_factor", self._overrides.lr_factor)
-        module.log("stability/rewinds", float(len(self.standing.rewinds)))
+        log_number(module, "stability/recovery_rung", 0 if episode is None else episode.rung + 1)
+        log_number(module, "stability/recovery_lr_factor", self._overrides.lr_factor)
+        log_number(module, "stability/rewinds", len(self.standing.rewinds))
 
     def _note_checkpoint(self, path: Path) -> None:
         """Judge what is about to be saved; every rank is here."""

@@ -7,7 +7,14 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .base import MisconfigurationException, StabilityCallback, rank_zero_info, rank_zero_warn, was_logging_step
+from .base import (
+    MisconfigurationException,
+    StabilityCallback,
+    log_number,
+    rank_zero_info,
+    rank_zero_warn,
+    was_logging_step,
+)
 from .control_orders import Done, Order, now, read_ledger, waiting, write_ledger
 from .early_end import EarlyEnd, save_now
 from .events import Event, Events, emit
@@ -148,7 +155,7 @@ class RunControl(StabilityCallback):
             return
         before, self._steps = self._steps, Progress.of(trainer).steps
         if self._changes and was_logging_step(trainer):
-            pl_module.log("stability/control_lr_factor", self.factor(before))
+            log_number(pl_module, "stability/control_lr_factor", self.factor(before))
         if self.is_replay or self._steps % self.every_steps:
             return
         found = self._new(trainer) if trainer.is_global_zero else []

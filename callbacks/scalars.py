@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from .base import StabilityCallback, find_or_install
+from .deferred_logging import log_late
+from .late_reads import LateReads
 from .private_names import logged_step
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ class Scalars(StabilityCallback):
     ``LightningModule.log`` costs about a millisecond a name, at every later micro-batch too (300 names measured:
     250 ms a call); here 300 names cost a fifth of a millisecond. The numbers go to every logger, in a row of their own
     with the step of Lightning's own row, and into ``trainer.callback_metrics`` and ``trainer.logged_metrics``, on all
-    ranks, before callbacks of a higher ``order`` see the end of the batch. The host waits for the device once per step
-    in which something was measured, after the whole step is queued.
+    ranks, before callbacks of a higher ``order`` see the end of the batch. The host waits for none of them: loggers get
+    them a micro-batch later (:class:`~.late_reads.LateReads`), the trainer has them on the device.
 
     A monitor calls ``Scalars.of(trainer)`` in its ``setup`` and ``add`` in a logging step, with numbers that are equal
     on all ranks. Nothing is logged of its own.
@@ -43,6 +45,11 @@ class Scalars(StabilityCallback):
         """The trainer's instance, installed if it has none yet."""
         return find_or_install(trainer, Scalars)
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            LateReads.of(trainer)
+
     def add(self, names: Sequence[str], values: Tensor | Sequence[float]) -> None:
         """Pass on ``values``, (n,) on any device, under ``names`` when the step ends; nothing is read here."""
         self._names += names
@@ -51,25 +58,11 @@ class Scalars(StabilityCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not self._names:
             return
-        by_device: dict[torch.device, list[Tensor]] = {}
-        for tensor in self._values:
-            by_device.setdefault(tensor.device, []).append(tensor)
-        read = {device: torch.cat(tensors).cpu() for device, tensors in by_device.items()}  # the one wait
-        offsets = dict.fromkeys(read, 0)
-        numbers: list[Tensor] = []
-        for tensor in self._values:
-            start = offsets[tensor.device]
-            offsets[tensor.device] = start + len(tensor)
-            numbers += read[tensor.device][start : start + len(tensor)].unbind()
-        measured = dict(zip(self._names, numbers, strict=True))
+        values = [value for tensor in self._values for value in tensor.unbind()]
+        measured = dict(zip(self._names, values, strict=True))
         self._names, self._values = [], []
-        self._pass_on(trainer, measured)
-
-    def _pass_on(self, trainer: Trainer, measured: dict[str, Tensor]) -> None:
         step = trainer.callback_metrics.get("step")  # where a module logs one, Lightning takes it for the x axis
-        plain = {name: float(value) for name, value in measured.items()}
-        for logger in trainer.loggers:
-            logger.log_metrics(plain, step=logged_step(trainer) if step is None else int(step))
+        log_late(trainer, measured, logged_step(trainer) if step is None else int(step))
         trainer.callback_metrics.update(measured)
         trainer.logged_metrics.update(measured)
 

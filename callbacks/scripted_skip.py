@@ -11,6 +11,7 @@ from .base import (
     MisconfigurationException,
     StabilityCallback,
     is_logging_step,
+    log_number,
     rank_zero_info,
     refuse_manual_optimization,
 )
@@ -147,7 +148,7 @@ class ScriptedSkip(StabilityCallback):
             progress.note_held(Mark(*(now - then for now, then in zip(progress.mark, progress.start, strict=True))))
             self._hold.hold(trainer)
         if is_logging_step(trainer):
-            pl_module.log("stability/scripted_skip", float(self._names(step)))
+            log_number(pl_module, "stability/scripted_skip", self._names(step))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._release(trainer)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info, rank_zero_warn
+from .base import (
+    MisconfigurationException,
+    StabilityCallback,
+    is_logging_step,
+    log_number,
+    rank_zero_info,
+    rank_zero_warn,
+)
 from .batch_size_warmup import BatchSizeWarmup
 from .batch_tensors import batch_shape
 from .length_schedule import SHAPES, LengthSchedule, LengthStages
@@ -233,7 +240,7 @@ class SequenceLengthWarmup(StabilityCallback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if is_logging_step(trainer):
             step = Progress.of(trainer).start.steps + 1
-            pl_module.log("stability/sequence_length", float(self.lengths.at(step)))
+            log_number(pl_module, "stability/sequence_length", float(self.lengths.at(step)))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore()

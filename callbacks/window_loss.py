@@ -48,9 +48,14 @@ class WindowLoss:
 
     def mean(self, trainer: Trainer) -> Tensor:
         """Mean over the window and all ranks, 0-d fp32, the same on each. A collective: all ranks call it."""
-        mean = self.own(trainer)
-        if trainer.world_size > 1:
-            # Not `strategy.reduce`: it puts a barrier before the sum, for which the host waits.
-            mean = mean / trainer.world_size
-            dist.all_reduce(mean)
-        return mean
+        return mean_over_ranks(trainer, self.own(trainer))
+
+
+def mean_over_ranks(trainer: Trainer, value: Tensor) -> Tensor:
+    """Mean of a tensor over all ranks, on the device. A collective: all ranks call it."""
+    if trainer.world_size == 1:
+        return value
+    # Not `strategy.reduce`: it puts a barrier before the sum, for which the host waits.
+    mean = value / trainer.world_size
+    dist.all_reduce(mean)
+    return mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_stable.callbacks import EffectiveLR, Progress, SequenceLengthWarmup
-from lit_stable.callbacks.base import MisconfigurationException, rank_zero_info, rank_zero_warn
+from lit_stable.callbacks.base import MisconfigurationException, log_number, rank_zero_info, rank_zero_warn
 from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.callbacks.progress import Mark
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.callbacks.token_weights import losses_correction
 from lit_stable.callbacks.topology import data_parallel_size
+from lit_stable.callbacks.window_loss import mean_over_ranks
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.documents import document_ids, find_separator
 from lit_stable.model.gpt import GPT
@@ -126,7 +128,7 @@ class GPTModule(ModelFacts):
         self.build(compiled, fixed_shapes)
         if self.initial_weights is not None:
             self.begin_with(self.initial_weights)
-        if compiled != "off":
+        if compiled != "off" and self.trainer.strategy.root_device.type != "cuda":  # there it is a kernel of its own
             self.training_loss.compile(dynamic=False if fixed_shapes else None)
 
     def build(self, compile: Compiled, fixed_shapes: bool) -> None:
@@ -217,7 +219,7 @@ class GPTModule(ModelFacts):
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         reported = is_reported_step(self.trainer, self.trainer.global_step + 1)
         over_labels = losses_correction(self.trainer) is not None
-        means = self.training_loss.window(self._mean_over_ranks if reported else None, over_labels)
+        means = self.training_loss.window(partial(mean_over_ranks, self.trainer) if reported else None, over_labels)
         if not reported:
             return
         self.window_loss = means["loss"]
@@ -226,12 +228,8 @@ class GPTModule(ModelFacts):
         if self.config.embed_grad_shrink is not None:
             assert self.gpt is not None
             self.log("train/embed_gradient", self.gpt.embed_gradient)
-        self.log("lr", optimizer.param_groups[0]["lr"])
-        self.log("step", float(Progress.of(self.trainer).steps))  # the loggers' x axis
-
-    def _mean_over_ranks(self, value: Tensor) -> Tensor:
-        mean: Tensor = self.trainer.strategy.reduce(value, reduce_op="mean")
-        return mean
+        log_number(self, "lr", optimizer.param_groups[0]["lr"])
+        log_number(self, "step", Progress.of(self.trainer).steps)  # the loggers' x axis
 
     # -- validation --------------------------------------------------------------------------------------------------
 
@@ -249,7 +247,7 @@ class GPTModule(ModelFacts):
     def on_validation_epoch_end(self) -> None:
         for name, value in self.validation_losses.compute().items():
             self.log(name, value)
-        self.log("step", float(Progress.of(self.trainer).steps))
+        log_number(self, "step", Progress.of(self.trainer).steps)
 
     test_step = validation_step
     on_test_epoch_start = on_validation_epoch_start

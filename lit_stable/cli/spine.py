@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 from lit_stable.callbacks import (
     AccumulationWindows,
     BatchSizeWarmup,
+    DeferredLogging,
     Detectors,
     Events,
     GradNorm,
@@ -35,6 +36,7 @@ def spine(data: TokenDataModule, validate_every: Every, surgery: Surgery, given:
     return [
         Progress(),
         Events(),
+        DeferredLogging(),
         StepSeed(data.seed_data),
         # A batch-size warm-up opens the windows itself.
         *([] if names(BatchSizeWarmup) else [windows]),

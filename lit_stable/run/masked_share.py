@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_stable.callbacks.base import is_logging_step
+from lit_stable.callbacks.window_loss import mean_over_ranks
 from lit_stable.data.stream import IGNORED
 
 
@@ -32,4 +33,4 @@ class MaskedShare(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         masked, self._masked = self._masked, []
         if is_logging_step(trainer):
-            pl_module.log("data/masked_share", trainer.strategy.reduce(torch.stack(masked).mean(), reduce_op="mean"))
+            pl_module.log("data/masked_share", mean_over_ranks(trainer, torch.stack(masked).mean()))

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_stable.callbacks import GradNorm, Progress
 from lit_stable.callbacks.interval_clock import IntervalClock
+from lit_stable.callbacks.late_reads import LateReads
 from lit_stable.module import GPTModule, is_reported_step
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.console import human_bytes, human_count, say
@@ -64,20 +65,32 @@ class Report(Callback):
         if not is_reported_step(trainer, step):
             return
         assert pl_module.window_loss is not None
-        self._last_loss = float(pl_module.window_loss)  # waits for the device, so that the clock reads true
+        found = {"loss": pl_module.window_loss, "skipped": progress.skipped_on(pl_module.device)}
+        if (norm := GradNorm.of(trainer).value) is not None:
+            found["norm"] = norm
+        lr, tokens = format_lr(trainer.optimizers[0].param_groups[0]["lr"]), progress.tokens
+        of = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
+
+        def tell(numbers: list[float]) -> None:
+            self._tell(step, of, lr, tokens, dict(zip(found, numbers, strict=True)))
+
+        row = torch.stack([value.to(pl_module.device, torch.float64) for value in found.values()])
+        LateReads.of(trainer).read(row, tell)
+
+    def _tell(self, step: int, of: str, lr: str, tokens: int, read: dict[str, float]) -> None:
+        self._last_loss = read["loss"]
         if not math.isfinite(self._last_loss):
             say(f"step {step}: the loss is {self._last_loss}; checkpoints saved before it are kept from here on.")
         if math.isnan(self.first_loss):
             self.first_loss = self._last_loss
-        norm = GradNorm.of(trainer).value
         parts = [
-            f"step {step}/{trainer.max_steps}" if trainer.max_steps > 0 else f"step {step}",
+            f"step {step}{of}",
             f"loss {self._last_loss:.4f}",
-            f"lr {format_lr(trainer.optimizers[0].param_groups[0]['lr'])}",
-            *([f"grad norm {float(norm):.3g}"] if norm is not None else []),
-            f"{human_count(self._clock.interval(progress.tokens))} tokens/s",
-            f"{human_count(progress.tokens)} tokens",
-            *([f"{progress.skipped} skipped"] if progress.skipped else []),
+            f"lr {lr}",
+            *([f"grad norm {read['norm']:.3g}"] if "norm" in read else []),
+            f"{human_count(self._clock.interval(tokens))} tokens/s",  # the device is done with the step by now
+            f"{human_count(tokens)} tokens",
+            *([f"{int(read['skipped'])} skipped"] if read["skipped"] else []),
         ]
         say(" | ".join(parts))
 

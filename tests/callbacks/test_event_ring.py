@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from lit_stable.callbacks.event_ring import EventRing
@@ -9,13 +7,7 @@ from lit_stable.callbacks.event_ring import EventRing
 
 def late_ring(lag: int) -> EventRing:
     """A ring that lags on the CPU as it does on a GPU."""
-
-    class Late(EventRing):
-        def push(self, key: Any, row: torch.Tensor) -> None:
-            super().push(key, row)
-            self.lag = lag
-
-    return Late()
+    return EventRing(cpu_lag=lag)
 
 
 def test_on_a_cpu_a_row_is_read_in_its_own_step() -> None:

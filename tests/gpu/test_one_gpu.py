@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger
 from no_sync import NoSync
 from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, fit, tiny_module
 
-from lit_stable.callbacks import AccumulationWindows, GracefulStop, GradClip, SafeCheckpoints, StepSeed
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    DeferredLogging,
+    GracefulStop,
+    GradClip,
+    GradSpikeSkip,
+    LROverride,
+    SafeCheckpoints,
+    StepSeed,
+    WeightMonitor,
+)
+from lit_stable.run.report import Report
 
 pytestmark = pytest.mark.gpu
 
@@ -70,3 +84,36 @@ def test_bf16_mixed_and_compile_stay_close_to_fp32() -> None:
         losses = [torch.tensor([row[1] for row in run.rows]) for run in (plain, other)]
         torch.testing.assert_close(losses[1], losses[0], rtol=0.02, atol=0.02)
         assert {p.dtype for p in other.module.parameters()} == {torch.float32}
+
+
+def test_logging_does_not_wait_either(tmp_path: Any) -> None:
+    """Each step is logged, printed and written down; only the first, which makes Lightning's own records, may wait."""
+    logger = CSVLogger(tmp_path)
+    own = [
+        GradClip(0.5),
+        GradSpikeSkip(),
+        AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH),
+        LROverride(factor=0.5),
+        WeightMonitor(),
+        DeferredLogging(),
+        Report(""),
+    ]
+    trainer = Trainer(
+        accelerator="gpu",
+        devices=1,
+        precision="bf16-mixed",
+        max_steps=10,
+        max_epochs=-1,
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        log_every_n_steps=1,
+        callbacks=[*own, NoSync()],
+    )
+    trainer.fit(tiny_module(), datamodule=NumberedData())
+    with (Path(logger.log_dir) / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["train/loss"]]
+    assert [int(row["step"]) for row in rows] == list(range(1, 11))
+    assert all(float(row["stability/clip_frac"]) >= 0 and float(row["train/loss"]) > 0 for row in rows)

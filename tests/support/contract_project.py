@@ -156,6 +156,11 @@ class Project(LightningModule):
         last = self.trainer.global_rank == self.trainer.world_size - 1
         return loss * self.poison.get(self.trainer.global_step, 1.0) if last else loss
 
+    def log(self, name: str, value: Any, **options: Any) -> None:  # type: ignore[override]
+        # A number of the host would be copied to the device, for which the host waits.
+        assert isinstance(value, Tensor), f"{name}={value} is logged as a {type(value).__name__}"
+        super().log(name, value, **options)
+
     def token_ids(self, batch: Tensor) -> Tensor:
         """(B, LENGTH): what a monitor of tokens looks at."""
         return (batch[..., 0] > 0).long()

@@ -104,7 +104,7 @@ def _step(  # type: ignore[no-untyped-def]
     m = tl.where(signed < 0, -m, m)
     v = _value(tl.load(codes2_ptr + at, mask=inside, other=0).to(tl.int32), 2)
     v *= tl.load(maxima2_ptr + block, mask=held, other=0.0)[:, None]
-    m += (1.0 - beta1) * (g - m)
+    m = beta1 * m + (1.0 - beta1) * g
     v = beta2 * v + (1.0 - beta2) * g * g
     if not WHOLE:
         m, v = tl.where(inside, m, 0.0), tl.where(inside, v, 0.0)

@@ -70,7 +70,7 @@ def test_it_equals_the_path_that_widens(way: str, shape: Any, monkeypatch: pytes
     torch.testing.assert_close(p - start, q - start, rtol=1e-4, atol=1e-6)
     for ours, theirs in zip(moments, others, strict=True):
         assert (ours.codes == theirs.codes).float().mean() >= (0.9999 if p.numel() > 100_000 else 0.999)
-        torch.testing.assert_close(ours.maxima, theirs.maxima, rtol=1e-5, atol=0)
+        torch.testing.assert_close(ours.maxima, theirs.maxima, rtol=1e-5, atol=2e-7)  # a sum of two of about 1
         assert (ours.codes.int() - theirs.codes.int()).abs().max() <= 1
 
 

@@ -69,13 +69,16 @@ def test_the_gpu_agrees_with_the_cpu() -> None:
         give_gradients(model, 0)
         optimizer.step()
     cpu, gpu = (whole_states(m, o) for m, o in zip(models, optimizers, strict=True))
+    maps = dict(zip(("exp_avg_codes", "exp_avg_sq_codes"), state_maps("dynamic", torch.device("cpu")), strict=True))
     for name, state in cpu.items():
         for key, value in state.items():
             if value.dtype == torch.uint8:
-                # On a CPU bitsandbytes takes a neighbour of the nearest for some.
-                apart = (gpu[name][key].int() - value.int()).abs()
-                assert (apart > 0).float().mean() < 0.1, (name, key)
-                assert apart.max() <= 2, (name, key)
+                # On a CPU bitsandbytes looks a code up in steps of 1/32768 of the block's maximum, so it takes a
+                # neighbour of the nearest for some, and below those steps one further off.
+                ours, theirs = gpu[name][key].int(), value.int()
+                assert (ours != theirs).float().mean() < 0.1, (name, key)
+                far = (maps[key][ours] - maps[key][theirs]).abs()[(ours - theirs).abs() > 2]
+                assert (far < 2**-15).all(), (name, key)
             else:
                 torch.testing.assert_close(gpu[name][key], value, rtol=1e-5, atol=1e-7)
     for (name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):

@@ -15,7 +15,8 @@ from turns import now
 
 
 class Shape(NamedTuple):
-    """A model and a step of it, as the recipes have them: layer norm without biases, tied head, learned positions."""
+    """A model and a step of it, as the recipes have them: layer norm without biases, exact GELU, tied head, learned
+    positions."""
 
     n_layer: int
     n_head: int
@@ -41,7 +42,7 @@ class Layer(nn.Module):
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, d))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class PlainGPT(nn.Module):

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, refuse_manual_optimization
 from .device_step import local_gradients
-from .even_epochs import end_with_the_shortest
+from .even_epochs import (
+    end_with_the_first_that_runs_dry,
+    end_with_the_shortest,
+    judge_the_interval_later,
+    refuse_a_rank_without_data,
+    restore_the_interval,
+)
 from .private_names import align_logged_step, ready_batches
 from .progress import Progress
 from .token_weights import TokenWeights
@@ -49,8 +55,9 @@ class AccumulationWindows(StabilityCallback):
     number of ranks. A window that was open when a checkpoint was written is replayed whole; the last window of a
     finite epoch holds what is left, and its weights sum to one, also where the loader has no length. A learning-rate
     schedule may take its horizon from ``trainer.estimated_stepping_batches``. Where the loaders of the ranks have
-    different lengths, an epoch ends with the shortest on every rank, which is said once: a rank that goes on alone
-    waits for the others for ever.
+    different lengths, an epoch ends with the shortest on every rank, which is said: a rank that goes on alone waits for
+    the others for ever. Of loaders without a length the hosts ask each other at every micro-batch whether one has run
+    dry, unless ``alike_on_ranks`` says that none does alone (see ``Progress``).
 
     With ``average_over="tokens"`` a step is the mean over the counted tokens of the whole window and all data-parallel
     ranks, as if it were one batch, where padding or masks leave micro-batches with different numbers of them; otherwise
@@ -73,8 +80,9 @@ class AccumulationWindows(StabilityCallback):
     Raises:
         MisconfigurationException: when the global batch is no multiple of ``micro_batch * ranks`` (the nearest legal
             sizes are named), when ``Trainer(accumulate_grad_batches=...)`` or a scheduler callback sets the window as
-            well, under manual optimization, when the loader hands out batches of another size, or when tokens are to
-            be counted and neither the batch nor the LightningModule says how.
+            well, under manual optimization, when the loader hands out batches of another size, when a rank
+            has no training data, when ``Trainer(val_check_interval=N)`` is above the length of the shortest loader of
+            several ranks, or when tokens are to be counted and neither the batch nor the LightningModule says how.
 
     Example::
 
@@ -114,6 +122,7 @@ class AccumulationWindows(StabilityCallback):
                 f"global_batch={self.global_batch}: must be a multiple of micro_batch x data-parallel ranks ="
                 f" {self.micro_batch} x {step // self.micro_batch} = {step}; the nearest legal sizes are {legal}."
             )
+        judge_the_interval_later(trainer)
         trainer.accumulate_grad_batches = self._first_window(trainer)
 
     @staticmethod
@@ -150,13 +159,16 @@ class AccumulationWindows(StabilityCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         end_with_the_shortest(trainer)
+        refuse_a_rank_without_data(trainer, Progress.of(trainer).ranks)
         if self.token_weights is not None:
             self.token_weights = TokenWeights()  # what an earlier fit counted may have had another size
         self._open(trainer, offset=ready_batches(trainer))
         self._opened_at = -1  # Lightning resets that count before the first batch: open again there
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if Progress.of(trainer).steps != self._opened_at:
+        progress = Progress.of(trainer)
+        end_with_the_first_that_runs_dry(trainer, progress.ranks)
+        if progress.steps != self._opened_at:
             self._open(trainer, offset=batch_idx)
             self._refuse_another_size(trainer)
         if self.token_weights is not None:
@@ -213,6 +225,7 @@ class AccumulationWindows(StabilityCallback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.accumulate_grad_batches, Window):
             trainer.accumulate_grad_batches = 1
+        restore_the_interval(trainer)
         self._opened_at, self._has_checked = -1, False
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import rank_zero_warn
-from .private_names import cut_epoch
+from .base import MisconfigurationException, rank_zero_warn
+from .host_agreement import HostAgreement
+from .private_names import cut_epoch, has_run_dry, make_last_batch
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -29,6 +30,7 @@ def end_with_the_shortest(trainer: Trainer) -> None:
     # Of a number and its negative, the least are the shortest and the longest.
     both = torch.tensor([number, -number], device=trainer.strategy.root_device)
     shortest, longest = trainer.strategy.reduce(both, reduce_op="min").tolist()
+    _judge_interval(trainer, shortest)
     if shortest == -longest:
         return
     most = "endlessly many" if -longest == _ENDLESS else f"{-longest:,}"
@@ -38,6 +40,69 @@ def end_with_the_shortest(trainer: Trainer) -> None:
     )
     if number > shortest:
         _cut(trainer, number, shortest)
+
+
+def end_with_the_first_that_runs_dry(trainer: Trainer, ranks: HostAgreement) -> None:
+    """End this epoch with the batch that has just begun, where it is the last one of the loader of any rank.
+
+    For loaders without a length, of which one knows no more. All ranks call it for each micro-batch; the hosts agree.
+    """
+    if not ranks.is_open or trainer.num_training_batches != float("inf"):
+        return
+    [dry] = ranks.begin_sums([int(trainer.is_last_batch)])()
+    if 0 < dry < trainer.world_size:
+        rank_zero_warn(
+            f"training loaders without a length, on {trainer.world_size} ranks: some run dry before others; every epoch"
+            " ends with the first that does, and what the others hold beyond is not trained on; shard the data evenly"
+            " to use it."
+        )
+    if dry:
+        make_last_batch(trainer)
+
+
+def refuse_a_rank_without_data(trainer: Trainer, ranks: HostAgreement) -> None:
+    """Raise, on all ranks, where the loader of one has no length and no batch: it would leave, and the others wait."""
+    unsized = trainer.num_training_batches == float("inf")
+    if ranks.is_open and (empty := ranks.begin_sums([int(unsized and has_run_dry(trainer))])()[0]):
+        raise MisconfigurationException(
+            f"training loader: holds no batch on {empty} of {trainer.world_size} ranks; shard the data so that each has"
+            " some, or train on fewer ranks."
+        )
+
+
+class LaterJudged(int):
+    """``Trainer(val_check_interval=N)``, which Lightning does not compare with the length of one rank's loader.
+
+    It refuses an N above that, and would on the rank with the shorter loader alone, while the others wait for it.
+    """
+
+    def __gt__(self, other: float) -> bool:
+        return False
+
+
+def judge_the_interval_later(trainer: Trainer) -> None:
+    """To be called in ``setup``; :func:`end_with_the_shortest` judges it."""
+    interval = getattr(trainer, "val_check_interval", None)  # there is none where validation goes by the clock
+    if trainer.world_size > 1 and type(interval) is int:
+        trainer.val_check_interval = LaterJudged(interval)
+
+
+def restore_the_interval(trainer: Trainer) -> None:
+    """Undo :func:`judge_the_interval_later`."""
+    if isinstance(getattr(trainer, "val_check_interval", None), LaterJudged):
+        trainer.val_check_interval = int(trainer.val_check_interval)
+
+
+def _judge_interval(trainer: Trainer, shortest: int) -> None:
+    if not isinstance(trainer.val_check_batch, LaterJudged):
+        return
+    trainer.val_check_batch = every = int(trainer.val_check_batch)
+    if every > shortest and trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0:
+        raise MisconfigurationException(
+            f"`Trainer(val_check_interval={every})`: the shortest training loader of {trainer.world_size} ranks holds"
+            f" {shortest:,} batches, so that many is the most; give a smaller one, or set check_val_every_n_epoch to"
+            " None (YAML: null) to count over epochs."
+        )
 
 
 def _cut(trainer: Trainer, before: int, batches: int) -> None:

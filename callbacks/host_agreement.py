@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,13 @@ class HostAgreement:
     def __init__(self) -> None:
         self._group: Any = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is anybody to agree with."""
+        return self._group is not None
+
     def open(self, trainer: Trainer) -> None:
-        """To be called in ``setup``; one that is open stays."""
+        """To be called in ``setup`` or ``on_train_start``; one that is open stays."""
         if trainer.world_size > 1 and self._group is None:
             self._group = dist.new_group(backend="gloo")
 
@@ -29,6 +35,20 @@ class HostAgreement:
         flag = torch.tensor([number])
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return int(flag.item())
+
+    def begin_sums(self, numbers: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to add up the numbers of all ranks; what is returned waits for the sums."""
+        if self._group is None:
+            return lambda: list(numbers)
+        sums = torch.tensor(numbers)
+        work = dist.all_reduce(sums, group=self._group, async_op=True)
+
+        def wait() -> list[int]:
+            work.wait()
+            found: list[int] = sums.tolist()
+            return found
+
+        return wait
 
     def from_rank_0(self, thing: Any) -> Any:
         """What rank 0 has."""

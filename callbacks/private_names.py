@@ -47,6 +47,17 @@ def cut_epoch(trainer: Trainer, batches: int) -> None:
     loop._data_fetcher.length = batches
 
 
+def make_last_batch(trainer: Trainer) -> None:
+    """End this epoch with the batch that has just begun, as where a loader without a length runs dry behind it."""
+    trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = True
+
+
+def has_run_dry(trainer: Trainer) -> bool:
+    """Of a loader without a length: whether nothing comes any more, also of what was fetched ahead."""
+    fetcher: Any = trainer.fit_loop._data_fetcher
+    return not getattr(fetcher, "batches", True)
+
+
 def align_logged_step(trainer: Trainer) -> None:
     """Set the loggers' step counter to the optimizer-step count.
 
@@ -67,6 +78,23 @@ def begin_epoch_anew_if_full(trainer: Trainer) -> None:
         loop.batch_progress.reset_on_run()
         loop.scheduler_progress.reset_on_run()
         loop.automatic_optimization.optim_progress.reset_on_run()
+
+
+def replay_window(trainer: Trainer, batches: int) -> None:
+    """Where a fit goes on within an accumulation window, take Lightning's counters back to where the window began.
+
+    They count the window's ``batches`` as run, but their gradients are gone: the epoch would end so many batches early.
+    What the loop has made of the moment of the save is forgotten with them; without it, the loop counts the step before
+    the window once more for the loggers.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    for tracker in (loop.batch_progress.total, loop.batch_progress.current):
+        begun = tracker.ready - batches
+        tracker.ready = tracker.started = tracker.processed = tracker.completed = begun  # type: ignore[attr-defined]
+    loop.batch_progress.is_last_batch = False
+    loop.reset_restart_stage()
+    loop.val_loop.reset_restart_stage()
+    loop._batches_that_stepped -= 1
 
 
 def logged_step(trainer: Trainer) -> int:

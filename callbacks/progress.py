@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, find_or_install, rank_zero_warn, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, find_or_install, was_logging_step
 from .batch_tensors import samples_and_tokens
+from .begun_fit import mend_place_in_epoch, refuse_state_of_another_run, tell_of_a_loader_that_begins_anew
 from .foreign_checkpoint import UncountedRun
+from .host_agreement import HostAgreement
+from .open_window import OpenWindow
 from .positions import Range, merge_ranges, stream_position
-from .private_names import begin_epoch_anew_if_full, window_is_open
+from .private_names import window_is_open
 from .raw_steps import RawSteps
-from .topology import data_parallel_size
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -32,14 +34,18 @@ class Progress(StabilityCallback):
     """Count what a run has consumed, exactly, so that schedules, data and logs agree after any resume.
 
     The counters move once per optimizer step, in ``on_before_optimizer_step``: before the scheduler's step and before
-    any save. Micro-batches of a window that has not stepped are *pending* and not part of the state; a resume replays
-    that window. So a checkpoint may be written at any moment.
+    any save. Micro-batches of a window that has not stepped are *pending* and not part of the counters; a resume
+    replays that window, and takes Lightning's own count of batches back to its begin. So a checkpoint may be written at
+    any moment. (A loader with a ``load_state_dict`` of its own goes on behind them: that is said.)
 
     Samples are counted over all data-parallel ranks (not the world size: tensor-parallel ranks see the same samples).
     A batch holds B samples and B * T tokens, by its first tensor of shape (B, T, ...), or B of each by its first tensor
     where none has two dimensions; a LightningModule that knows better defines ``count_batch(batch) -> tuple[int, int]``
-    (samples, tokens of this rank's batch). An optimizer step that was withheld (an ``optimizer_step`` of the
-    LightningModule that only runs the closure) counts as skipped, as does one without any loss.
+    (samples, tokens of this rank's batch). Ranks may hold different numbers, and add them up once per step on the host,
+    for which the device is not waited for. A data module or LightningModule whose batches have one shape on all ranks,
+    and whose loaders end on all at once or never, says so by ``alike_on_ranks = True``: then they need not. An
+    optimizer step that was withheld (an ``optimizer_step`` of the LightningModule that only runs the closure) counts as
+    skipped, as does one without any loss.
 
     A resume from a checkpoint that was written without it: the samples follow from Lightning's own counters and the
     loader's batch size where that is constant, the tokens from the first batch; what was inferred is printed in one
@@ -60,6 +66,7 @@ class Progress(StabilityCallback):
         start: The counters when the open window began: what the learning rate of this step is a function of.
         held: Of the counters, the windows over which the schedule was held: steps that were skipped, if so chosen.
         rows_per_sample: Rows of a batch that make up one sample of the stream; above 1 where samples were cut up.
+        ranks: Agrees with the other ranks on the host; closed where there are none, or batches are alike on all.
         full_length: Positions of a sample before it was shortened; ``None`` where nothing shortens them.
 
     Args:
@@ -97,16 +104,14 @@ class Progress(StabilityCallback):
         self.held = Mark(0, 0, 0)
         self.rows_per_sample = 1
         self.full_length: int | None = None
-        self._pending_samples = 0
-        self._pending_tokens = 0
-        self._has_loss = False  # of the open window: did any micro-batch have one?
+        self.ranks = HostAgreement()
+        self._window = OpenWindow(self.ranks)
+        self._replayed = 0  # micro-batches of the window in which the checkpoint was written
 
     @staticmethod
     def of(trainer: Trainer) -> Progress:
         """The trainer's counters, installed if it has none yet."""
         return find_or_install(trainer, Progress)
-
-    # -- what others read --------------------------------------------------------------------------------------------
 
     @property
     def samples(self) -> int:
@@ -128,7 +133,7 @@ class Progress(StabilityCallback):
     @property
     def pending_samples(self) -> int:
         """Samples of the open window that were begun and not yet committed."""
-        return self._pending_samples
+        return self._window.samples
 
     @property
     def skipped(self) -> int:
@@ -175,8 +180,6 @@ class Progress(StabilityCallback):
         self.dropped = merge_ranges([*self.dropped, *ranges])
         self.requests.append(request)
 
-    # -- hooks -------------------------------------------------------------------------------------------------------
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage != "fit":  # an evaluation loads the counters of its checkpoint, which are not those of this trainer
@@ -184,6 +187,7 @@ class Progress(StabilityCallback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._raw_steps.release()
+        self.ranks.close()
         if stage != "fit" and self._before_evaluation is not None:
             self.load_state_dict(self._before_evaluation)
         self._before_evaluation = None
@@ -199,18 +203,16 @@ class Progress(StabilityCallback):
             self.samples = self._uncounted.infer_samples(trainer, pl_module)
         elif self.steps and not self._was_asked:
             tell_of_a_loader_that_begins_anew(trainer, self._samples)
-        begin_epoch_anew_if_full(trainer)
+        mend_place_in_epoch(trainer, self._replayed)
+        self._replayed = 0
         self._raw_steps.watch(trainer, pl_module)
-        self._open_window()
+        self._window.begin_fit(trainer, pl_module)
+        self.start = self.mark
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
-            self._open_window()
-
-    def _open_window(self) -> None:
-        self._pending_samples = self._pending_tokens = 0
-        self._has_loss = False
-        self.start = self.mark
+            self._window.clear()
+            self.start = self.mark
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch is None:
@@ -223,36 +225,37 @@ class Progress(StabilityCallback):
         samples //= self.rows_per_sample
         if self._uncounted is not None:
             each = self.full_length or tokens // samples
-            self.tokens, self._uncounted = self._uncounted.infer_tokens(samples, each, trainer.is_last_batch), None
-        if self._pending_samples == 0:
+            tokens_before = self._uncounted.infer_tokens(samples, each, trainer.is_last_batch)
+            self.tokens, self._uncounted = self.ranks.from_rank_0(tokens_before), None
+        if not self._window.batches:
             self.start = self.mark
-        ranks = data_parallel_size(trainer)
-        self._pending_samples += samples * ranks
-        self._pending_tokens += tokens * ranks
+        self._window.add(samples, tokens)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        self._has_loss = True
+        self._window.has_loss = True
+        if pl_module.automatic_optimization and not window_is_open(trainer):
+            self._window.begin_sums()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._pending_samples == 0:  # a second optimizer stepping on the same batch
+        if not self._window.batches:  # a second optimizer stepping on the same batch
             return
         # Lightning steps, and counts the step, also when `training_step` returned None for the whole window.
-        self._commit(skipped=pl_module.automatic_optimization and not self._has_loss)
+        self._commit(skipped=pl_module.automatic_optimization and not self._window.has_loss)
 
     def _commit(self, skipped: bool) -> None:
         self.note_skipped(skipped)
+        samples, tokens = self._window.over_ranks()
         self.steps += 1
-        self._samples += self._pending_samples
-        self.tokens += self._pending_tokens
-        self._has_loss = False
-        self._pending_samples = self._pending_tokens = 0
+        self._samples += samples
+        self.tokens += tokens
+        self._window.clear()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._raw_steps.refuse(trainer, pl_module)
-        if self._pending_samples and pl_module.automatic_optimization and not window_is_open(trainer):
+        if self._window.batches and pl_module.automatic_optimization and not window_is_open(trainer):
             self._commit(skipped=True)  # Lightning counts the step as well
         # After the step, so that one that was skipped is counted in its own row.
-        if self._pending_samples or not was_logging_step(trainer):
+        if self._window.batches or not was_logging_step(trainer):
             return
         for name, value in (("samples", self._samples), ("tokens", self.tokens), ("skipped", self._skipped)):
             pl_module.log(f"progress/{name}", torch.as_tensor(value, dtype=torch.float64))
@@ -276,6 +279,7 @@ class Progress(StabilityCallback):
             "requests": list(self.requests),
             "reshuffles": [list(r) for r in self.reshuffles],
             "held": list(self.held),
+            "open": self._window.batches,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -290,35 +294,12 @@ class Progress(StabilityCallback):
         self.requests = [str(r) for r in state_dict["requests"]]
         self.reshuffles = [(int(p), int(k)) for p, k in state_dict.get("reshuffles", [])]
         self.held = Mark(*(int(n) for n in state_dict.get("held", (0, 0, 0))))
-        self._open_window()
+        self._replayed = int(state_dict.get("open", 0))
+        self._window.clear()
+        self.start = self.mark
         self._tell_restored()
         self._was_asked = False
 
     def _tell_restored(self) -> None:
         for _, function in sorted(self.restored.items()):
             function()
-
-
-def refuse_state_of_another_run(trainer: Trainer) -> None:
-    """Raise when a new run begins with callbacks that carry what they learned with another trainer."""
-    ours = [c for c in trainer.callbacks if isinstance(c, StabilityCallback)]  # type: ignore[attr-defined]
-    for callback in ours:
-        elsewhere = callback.served is not None and callback.served is not trainer.state
-        if elsewhere and not trainer.global_step and callback.state_dict():
-            name = type(callback).__name__
-            raise MisconfigurationException(
-                f"`{name}`: has trained with another trainer and would begin with what it learned there; give each"
-                f" trainer its own `{name}(...)`."
-            )
-        callback.served = trainer.state
-
-
-def tell_of_a_loader_that_begins_anew(trainer: Trainer, samples: int) -> None:
-    """Warn where a resumed run would read its stream from the start; of loaders with a length Lightning itself does."""
-    loader = trainer.train_dataloader
-    if trainer.num_training_batches == float("inf") and not hasattr(loader, "load_state_dict"):
-        rank_zero_warn(
-            f"Progress: {samples:,} samples were consumed before this resume, and the training loader, which has no"
-            " length, was made without asking for the position: unless it finds its place by itself it repeats them;"
-            " let `train_dataloader` begin at sample `Progress.of(self.trainer).position`."
-        )

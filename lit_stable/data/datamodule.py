@@ -66,6 +66,8 @@ class TokenDataModule(LightningDataModule):
 
     #: What ``Recovery`` asks of whoever reads the data.
     leaves_out_dropped = True
+    #: What ``Progress`` asks: batches have one shape and never end, so ranks need not talk about them.
+    alike_on_ranks = True
 
     def __init__(
         self,

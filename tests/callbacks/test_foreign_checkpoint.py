@@ -285,7 +285,7 @@ def test_a_resumed_stream_that_does_not_ask_for_its_place_is_told(
     data: Any, told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("lit_stable.callbacks.progress.rank_zero_warn", said.append)
+    monkeypatch.setattr("lit_stable.callbacks.begun_fit.rank_zero_warn", said.append)
     fit(Progress(), SaveAtSteps(tmp_path), data=data(), max_steps=2)
     assert said == []
     fit(Progress(), data=data(), resume=tmp_path / "micro-2.ckpt", max_steps=3)

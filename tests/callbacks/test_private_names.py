@@ -90,6 +90,32 @@ def test_a_fit_that_goes_on_where_one_ended_with_an_epoch_begins_the_next(
     assert seen == batches
 
 
+@pytest.mark.parametrize(("cure", "batches"), [(False, [4, 5, 0]), (True, [3, 4, 5])])
+def test_a_fit_that_goes_on_within_a_window_replays_it(cure: bool, batches: list[int], tmp_path: Path) -> None:
+    loader = DataLoader([sample(i)[None] for i in range(6)], batch_size=None)  # type: ignore[arg-type]
+    save = Watch("on_train_batch_end", lambda t, *rest: t.save_checkpoint(tmp_path / f"{rest[-1]}.ckpt"))
+    quiet_trainer(save, max_steps=2, accumulate_grad_batches=3).fit(TinyModule(), loader)
+    seen: list[int] = []
+    watch = Watch("on_train_batch_start", lambda trainer, batch, batch_idx: seen.append(batch_idx))
+    begin = Watch("on_train_start", lambda t: private_names.replay_window(t, 1) if cure else None)
+    trainer = quiet_trainer(begin, watch, max_steps=3, accumulate_grad_batches=3)
+    trainer.fit(TinyModule(), loader, ckpt_path=tmp_path / "3.ckpt")
+    assert seen[:3] == batches
+    assert trainer.fit_loop.epoch_loop._batches_that_stepped == 3
+
+
+def test_a_batch_that_is_made_the_last_one_ends_its_epoch() -> None:
+    places: list[int] = []
+
+    def second_is_last(trainer: Any, batch: Any, batch_idx: int) -> None:
+        places.append(batch_idx)
+        if batch_idx == 1:
+            private_names.make_last_batch(trainer)
+
+    fit_watching("on_train_batch_start", second_is_last)
+    assert places == [0, 1, 0, 1]
+
+
 def test_an_epoch_that_is_cut_ends_on_its_last_batch_and_so_do_later_ones() -> None:
     last: list[bool] = []
     watch = Watch("on_train_batch_start", lambda trainer, *rest: last.append(trainer.is_last_batch))

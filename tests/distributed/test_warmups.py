@@ -26,6 +26,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "averaged_over_tokens_ddp",
         "averaged_over_tokens_fsdp2",
         "loaders_of_unequal_length",
+        "loaders_that_run_dry",
+        "batches_of_unequal_size",
+        "what_one_rank_alone_would_refuse",
     ]
     found = run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_warmups.py")
     for value in found.values():
@@ -87,9 +90,34 @@ def test_shards_are_reduced_at_every_micro_batch_so_that_a_longer_window_takes_n
     assert results["averaged_over_tokens_ddp"]["held"] == [1.0] * 3
 
 
-def test_epochs_end_with_the_shortest_loader_on_every_rank(results: dict[str, Any]) -> None:
-    found = results["loaders_of_unequal_length"]
+@pytest.mark.parametrize("name", ["loaders_of_unequal_length", "loaders_that_run_dry"])
+def test_epochs_end_with_the_shortest_loader_on_every_rank(name: str, results: dict[str, Any]) -> None:
+    found = results[name]
     (mark, weights), other = found["ranks"]
     assert mark == [6, 20, 20 * WIDTH]  # windows of 2, 2 and 1 micro-batches of one sample on each rank, twice
     assert other == [mark, weights]
     assert found["validated"] == [[3, 6], [3, 6]]
+
+
+def test_loaders_without_a_length_that_run_dry_one_by_one_are_told_of(results: dict[str, Any]) -> None:
+    told = results["loaders_that_run_dry"]["told"]
+    assert told[0] > 0
+    assert told[1] == 0  # the first rank speaks for all
+
+
+def test_ranks_count_alike_what_differs_from_one_to_the_other(results: dict[str, Any]) -> None:
+    found = results["batches_of_unequal_size"]
+    steps = [0, 1, 1, 2, 2, 3, 3, 4]  # of 2 micro-batches of 1 + 3 samples
+    assert found["marks"] == [[[step, 8 * step, 8 * WIDTH * step] for step in steps]] * 2
+    assert found["validated"] == [[2, 3, 4]] * 2  # 64, 96 and 128 tokens; also the last
+
+
+def test_what_one_rank_alone_would_refuse_is_refused_by_all(results: dict[str, Any]) -> None:
+    found = results["what_one_rank_alone_would_refuse"]
+    assert found["messages"][0] == found["messages"][1]
+    interval, empty = found["messages"][0]
+    assert interval.startswith(
+        "`Trainer(val_check_interval=4)`: the shortest training loader of 2 ranks holds 3 batches"
+    )
+    assert empty.startswith("training loader: holds no batch on 1 of 2 ranks")
+    assert found["interval"] == [["int", "float"]] * 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
 from tiny_fit import TinyModule, Watch, quiet_trainer, sample
@@ -18,9 +21,17 @@ from tiny_gpt_run import (
     SaveEveryMicroBatch,
     equal_bits,
 )
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from lit_stable.callbacks import AccumulationWindows, BatchSizeWarmup, Progress, SequenceLengthWarmup
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    BatchSizeWarmup,
+    Progress,
+    SequenceLengthWarmup,
+    ValidateEverySteps,
+)
+
+TWO: dict[str, Any] = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "max_steps": -1}
 
 
 def ramp() -> BatchSizeWarmup:
@@ -113,12 +124,66 @@ def loaders_of_unequal_length() -> dict[str, Any]:
     """Five batches on one rank and seven on the other, twice, in windows of two micro-batches."""
     validated: list[int] = []
     watch = Watch("on_validation_start", lambda trainer: validated.append(trainer.global_step))
-    options: dict[str, Any] = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False, "max_steps": -1}
-    trainer = quiet_trainer(AccumulationWindows(4, 1), watch, max_epochs=2, **options)
+    trainer = quiet_trainer(AccumulationWindows(4, 1), watch, max_epochs=2, **TWO)
     module = TinyModule()
     trainer.fit(module, batches(5 + 2 * rank()), batches(1))
     marks = from_all([Progress.of(trainer).mark, module.net[0].weight.flatten().tolist()])
     return {"ranks": marks, "validated": from_all(validated)}
+
+
+class NoLength(IterableDataset[torch.Tensor]):
+    """So many batches of so many rows, of which nobody knows the number."""
+
+    def __init__(self, batches: int, rows: int = 1) -> None:
+        self.batches, self.rows = batches, rows
+
+    def __iter__(self) -> Any:
+        first = 100 * rank()
+        for _ in range(self.batches):
+            yield torch.stack([sample(first + i) for i in range(self.rows)])
+            first += self.rows
+
+
+def without_length(batches: int, rows: int = 1) -> DataLoader[torch.Tensor]:
+    return DataLoader(NoLength(batches, rows), batch_size=None)
+
+
+@scenario
+def loaders_that_run_dry() -> dict[str, Any]:
+    """As above, of loaders without a length."""
+    module, validated = TinyModule(), []
+    watch = Watch("on_validation_start", lambda trainer: validated.append(trainer.global_step))
+    trainer = quiet_trainer(AccumulationWindows(4, 1), watch, max_epochs=2, **TWO)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        trainer.fit(module, without_length(5 + 2 * rank()), batches(1))
+    told = [str(line.message) for line in said if "run dry before others" in str(line.message)]
+    marks = from_all([Progress.of(trainer).mark, module.net[0].weight.flatten().tolist()])
+    return {"ranks": marks, "validated": from_all(validated), "told": from_all(len(told))}
+
+
+@scenario
+def batches_of_unequal_size() -> dict[str, Any]:
+    """One row on one rank and three on the other, in windows of two micro-batches; validated by tokens."""
+    module, seen = TinyModule(), []
+    watch = Watch("on_train_batch_end", lambda trainer, *rest: seen.append(Progress.of(trainer).mark))
+    every = ValidateEverySteps("40 tokens")
+    options = {**TWO, "max_steps": 4, "max_epochs": -1, "check_val_every_n_epoch": None, "accumulate_grad_batches": 2}
+    quiet_trainer(every, watch, **options).fit(module, without_length(9, rows=1 + 2 * rank()), batches(1))
+    return {"marks": from_all(seen), "validated": from_all(module.validated_after)}
+
+
+@scenario
+def what_one_rank_alone_would_refuse() -> dict[str, Any]:
+    """A validation interval above the shorter loader's length, and a loader without data on one rank."""
+    messages, kinds = [], []
+    for loader, interval in ((batches(3 + 2 * rank()), 4), (without_length(2 * rank()), 1.0)):
+        trainer = quiet_trainer(AccumulationWindows(4, 1), max_epochs=1, val_check_interval=interval, **TWO)
+        with pytest.raises(MisconfigurationException) as error:
+            trainer.fit(TinyModule(), loader, batches(1))
+        messages.append(str(error.value))
+        kinds.append(type(trainer.val_check_interval).__name__)  # undone
+    return {"messages": from_all(messages), "interval": from_all(kinds)}
 
 
 if __name__ == "__main__":

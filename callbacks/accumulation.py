@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -97,10 +97,6 @@ class AccumulationWindows(StabilityCallback):
         for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
             if value < 1:
                 raise MisconfigurationException(f"`AccumulationWindows({name}={value})`: must be at least 1.")
-        if average_over not in (legal := get_args(AverageOver)):
-            raise MisconfigurationException(
-                f"`AccumulationWindows(average_over={average_over!r})`: must be one of {', '.join(legal)}."
-            )
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self.average_over: AverageOver = average_over

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ except ImportError:  # a project that has the stand-alone packages only
     from pytorch_lightning.callbacks import Callback  # type: ignore[assignment]
 
 from .private_names import batches_that_stepped
+from .word_arguments import word_problems
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -51,8 +54,9 @@ class StabilityCallback(Callback):
     before the norm is taken, the norm must exist before it is judged, and so on. ``setup`` re-sorts ours within the
     places they hold, so that foreign callbacks stay where the user put them. One callback given twice is refused.
 
-    A subclass that overrides ``setup`` calls ``super().setup(...)`` first. ``teardown`` undoes what was touched, after
-    an exception too, and may be called twice.
+    An argument annotated with words, as ``Literal["act", "log"]``, takes no others. A subclass that overrides ``setup``
+    calls ``super().setup(...)`` first. ``teardown`` undoes what was touched, after an exception too, and may be called
+    twice.
     """
 
     #: Position among ours: counters < seeds < windows < freezing < norm < skip < clip < monitors < saving.
@@ -60,14 +64,28 @@ class StabilityCallback(Callback):
     #: The ``state`` of the trainer that it has trained with last, which tells trainers apart; see ``Progress``.
     served: Any = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _refusing_other_words(cls.__init__)  # type: ignore[method-assign]
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Lightning calls no teardown after an exception; what was touched must not outlive the fit for that.
         self.teardown(trainer, pl_module, "fit")
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse_twins(trainer, self)
-        refuse_unknown_action(self)
         arrange(trainer)
+
+
+def _refusing_other_words(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)  # so that its signature stays in sight
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        if problems := word_problems(init, type(self).__name__, args, kwargs):
+            raise MisconfigurationException("\n".join(problems))
+        init(self, *args, **kwargs)
+
+    return checked
 
 
 def refuse_manual_optimization(module: LightningModule, why: str) -> None:
@@ -91,16 +109,6 @@ def refuse_twins(trainer: Trainer, ours: StabilityCallback) -> None:
             f"`{strangers[0].__module__}.{strangers[0].__name__}`: a checkpoint could hold its state or that of"
             f" `{type(ours).__module__}.{type(ours).__name__}`, not both, since their state_key {ours.state_key!r} is"
             " the same; rename the class, or give it a `state_key` of its own."
-        )
-
-
-def refuse_unknown_action(ours: StabilityCallback) -> None:
-    """Raise where ``action`` is misspelt: whoever compares it with one of the two would take it for the other."""
-    action = getattr(ours, "action", "act")
-    if action not in ("act", "log"):
-        raise MisconfigurationException(
-            f"`{type(ours).__name__}(action={action!r})`: a callback acts, or logs what it would have done; give `act`"
-            " or `log`."
         )
 
 

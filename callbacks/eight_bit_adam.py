@@ -81,12 +81,6 @@ class EightBitAdam(StabilityCallback):
         state_map: StateMap = "dynamic",
         on_load: Literal["refuse", "convert"] = "refuse",
     ) -> None:
-        choices = {"bits": (8, 32), "embedding_bits": (8, 32), "state_map": ("dynamic", "linear")}
-        given = {"bits": bits, "embedding_bits": embedding_bits, "state_map": state_map, "on_load": on_load}
-        for name, value in given.items():
-            allowed = choices.get(name, ("refuse", "convert"))
-            if value not in allowed:
-                raise MisconfigurationException(f"`EightBitAdam({name}={value!r})`: must be one of {allowed}.")
         if min_8bit_size < 1:
             raise MisconfigurationException(f"`EightBitAdam(min_8bit_size={min_8bit_size})`: must be 1 or more.")
         if isinstance(keep_32_bit, str):

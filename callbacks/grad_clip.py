@@ -108,7 +108,7 @@ class GradClip(StabilityCallback):
     ) -> None:
         if scope is None:
             scope = "global" if ada_gc is None else "tensor"
-        refuse_broken(max_norm, scope, adaptive, ada_gc, norm_type=norm_type, unit=unit, action=action)
+        refuse_broken(max_norm, scope, adaptive, ada_gc)
         if max_norm is None and schedule is None and adaptive is None and ada_gc is None:
             max_norm = 1.0
         self.max_norm = max_norm

@@ -120,8 +120,7 @@ class GradSpikeSkip(StabilityCallback):
     ) -> None:
         numbers = {"threshold": threshold, "z_score": z_score, "ratio": ratio, "window": window}
         numbers.update(warmup_steps=warmup_steps, max_skips=max_skips)
-        choices = {"signal": signal, "at_cap": at_cap, "schedule_on_skip": schedule_on_skip, "action": action}
-        refuse_broken({**numbers, **choices})
+        refuse_broken(numbers)
         self.schedule_on_skip = schedule_on_skip
         self.action = action
         self.max_skips = max_skips

@@ -80,15 +80,6 @@ class LayerNormFreeze(StabilityCallback):
         norm_types: list[str] | None = None,
         action: Literal["act", "log"] = "act",
     ) -> None:
-        for name, value, allowed in (
-            ("unit", unit, ("steps", "samples", "tokens")),
-            ("moments", moments, ("keep", "reset")),
-            ("action", action, ("act", "log")),
-        ):
-            if value not in allowed:
-                raise MisconfigurationException(
-                    f"`LayerNormFreeze({name}={value!r})`: must be one of {', '.join(allowed)}."
-                )
         self.rules = check_rules(rules)
         self.unit = unit
         self.moments = moments

@@ -106,11 +106,7 @@ class LROverride(StabilityCallback):
         self.options = {"weight_decay": weight_decay, "betas": None if betas is None else tuple(betas), "eps": eps}
         self.dropout = None if dropout is None else DropoutRate(dropout)
         self.clip = clip
-        choices = {"unit": unit, "shape": shape, "on_conflict": on_conflict, "action": action}
-        problems = [
-            *self.change.problems(),
-            *option_problems(start, weight_decay, betas, eps, dropout, clip, **choices),
-        ]
+        problems = [*self.change.problems(), *option_problems(start, weight_decay, betas, eps, dropout, clip)]
         if not self.change.changes_the_rate and {dropout, clip, *self.options.values()} == {None}:
             problems.append("nothing to override; give factor, peak, floor, horizon, schedule or an option.")
         if problems:

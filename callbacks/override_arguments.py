@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import math
 
-_CHOICES = {
-    "unit": ("steps", "samples", "tokens"),
-    "shape": ("cosine", "linear"),
-    "on_conflict": ("error", "override", "checkpoint"),
-    "action": ("act", "log"),
-}
-
 
 def option_problems(
     start: int | None,
@@ -19,7 +12,6 @@ def option_problems(
     eps: float | None,
     dropout: float | None,
     clip: float | None,
-    **choices: str,
 ) -> list[str]:
     """What is wrong, one phrase each: the argument with its value, then the rule."""
     found = [f"start={start}: must be 0 or more."] if start is not None and start < 0 else []
@@ -31,8 +23,4 @@ def option_problems(
     found += [f"dropout={dropout}: must lie in [0, 1)."] if dropout is not None and not 0 <= dropout < 1 else []
     if clip is not None and not 0 < clip < math.inf:
         found.append(f"clip={clip}: must be a finite number > 0.")
-    return found + [
-        f"{name}={value!r}: must be one of {', '.join(_CHOICES[name])}."
-        for name, value in choices.items()
-        if value not in _CHOICES[name]
-    ]
+    return found

@@ -10,13 +10,6 @@ from .spike_detector import SpikeRule
 #: Least standard deviation, as a fraction of the window's median, for ``z_score``. Norms scatter more than losses do.
 MIN_SPREAD = {"grad_norm": 0.5, "loss": 0.02}
 
-_CHOICES = {
-    "signal": ("grad_norm", "loss", "both"),
-    "at_cap": ("accept", "stop"),
-    "schedule_on_skip": ("advance", "hold"),
-    "action": ("act", "log"),
-}
-
 
 def refuse_broken(arguments: dict[str, Any]) -> None:
     """Raise with one sentence for every argument that breaks its rule."""
@@ -32,7 +25,6 @@ def refuse_broken(arguments: dict[str, Any]) -> None:
         ("window", window >= 1, "must be at least 1"),
         ("warmup_steps", 1 <= arguments["warmup_steps"] <= max(window, 1), f"must lie between 1 and window={window}"),
         ("max_skips", arguments["max_skips"] >= 1, "must be at least 1"),
-        *((name, arguments[name] in legal, f"must be one of {', '.join(legal)}") for name, legal in _CHOICES.items()),
     ]
     problems = [f"`GradSpikeSkip({name}={arguments[name]!r})`: {rule}." for name, kept, rule in rules if not kept]
     if problems:

@@ -62,8 +62,6 @@ class UpdateClip(StabilityCallback):
     def __init__(self, threshold: float = 1.0, action: Literal["act", "log"] = "act") -> None:
         if not 0 < threshold < math.inf:
             raise MisconfigurationException(f"`UpdateClip(threshold={threshold})`: must be a finite number > 0.")
-        if action not in ("act", "log"):
-            raise MisconfigurationException(f"`UpdateClip(action={action!r})`: must be one of act, log.")
         self.threshold = threshold
         self.action = action
         self._updates: dict[int, AdamUpdate] = {}  # by the identity of the optimizer

@@ -9,11 +9,11 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import yaml
-from contract_entries import CLASSES, ENTRIES, groups, takes_action
+from contract_entries import CLASSES, ENTRIES, groups, make
 from contract_fits import RareRuns, Runs, own
 from contract_project import Host, fit
 from contract_promises import PROMISES, QUICK
@@ -109,10 +109,19 @@ def test_built_from_yaml_it_logs_what_its_docstring_says_and_nothing_else(name: 
     assert logged == documented - later
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSES if takes_action(name)])
-def test_a_misspelt_action_is_refused_by_name(name: str) -> None:
-    with pytest.raises((ValueError, MisconfigurationException), match="watch"):
-        fit(HOST, *own((name,), {name: {**ENTRIES[name].acts, "action": "watch"}}), steps=1, width=ENTRIES[name].width)
+WORDS = [
+    (name, argument)
+    for name, cls in CLASSES.items()
+    if cls.__init__ is not object.__init__
+    for argument, hint in get_type_hints(cls.__init__).items()
+    if "Literal" in str(hint)
+]
+
+
+@pytest.mark.parametrize(("name", "argument"), WORDS)
+def test_a_misspelt_word_is_refused_where_it_is_given(name: str, argument: str) -> None:
+    with pytest.raises(MisconfigurationException, match=rf"`{name}\({argument}='wtach'\)`: must be one of \w+, \w+"):
+        make(name, {**ENTRIES[name].acts, argument: "wtach"})
 
 
 # -- from YAML -------------------------------------------------------------------------------------------------------

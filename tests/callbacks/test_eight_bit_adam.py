@@ -280,10 +280,6 @@ def test_a_checkpoint_of_adamw_is_refused_in_a_sentence_or_converted_and_back(tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bits": 16}, r"`EightBitAdam\(bits=16\)`: must be one of \(8, 32\)"),
-        ({"embedding_bits": 4}, r"`EightBitAdam\(embedding_bits=4\)`: must be one of \(8, 32\)"),
-        ({"state_map": "normal"}, r"`EightBitAdam\(state_map='normal'\)`: must be one of \('dynamic', 'linear'\)"),
-        ({"on_load": "ask"}, r"`EightBitAdam\(on_load='ask'\)`: must be one of \('refuse', 'convert'\)"),
         ({"min_8bit_size": 0}, r"`EightBitAdam\(min_8bit_size=0\)`: must be 1 or more"),
         ({"keep_32_bit": "head"}, r"`EightBitAdam\(keep_32_bit='head'\)`: must be a list of patterns"),
     ],

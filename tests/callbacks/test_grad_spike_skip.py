@@ -508,7 +508,7 @@ def test_a_line_for_every_skip_names_step_value_limit_and_cause() -> None:
 
 def test_all_broken_arguments_are_named_at_once() -> None:
     with pytest.raises(MisconfigurationException) as caught:
-        GradSpikeSkip(-1.0, 0.0, 1.0, "norm", 0, 2, 0, "raise", "pause", "watch")  # type: ignore[arg-type]
+        GradSpikeSkip(-1.0, 0.0, 1.0, "both", 0, 2, 0)
     assert str(caught.value).split("\n") == [
         "`GradSpikeSkip(threshold=-1.0)`: must be a finite number > 0, or None.",
         "`GradSpikeSkip(z_score=0.0)`: must be a finite number > 0, or None.",
@@ -516,10 +516,6 @@ def test_all_broken_arguments_are_named_at_once() -> None:
         "`GradSpikeSkip(window=0)`: must be at least 1.",
         "`GradSpikeSkip(warmup_steps=2)`: must lie between 1 and window=0.",
         "`GradSpikeSkip(max_skips=0)`: must be at least 1.",
-        "`GradSpikeSkip(signal='norm')`: must be one of grad_norm, loss, both.",
-        "`GradSpikeSkip(at_cap='raise')`: must be one of accept, stop.",
-        "`GradSpikeSkip(schedule_on_skip='pause')`: must be one of advance, hold.",
-        "`GradSpikeSkip(action='watch')`: must be one of act, log.",
     ]
 
 

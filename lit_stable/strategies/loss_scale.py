@@ -36,6 +36,15 @@ class LossScale:
     floor: float = 1.0
     """Lowest scale, > 0. An overflow that would halve it further ends the run: no scale would help such gradients."""
 
+    threshold: float | None = None
+    """A lowest scale that ends no run, at least the floor: steps that overflow there are skipped, as long as they do
+    (metaseq, 0.25). ``None``: there is the floor alone."""
+
+    @property
+    def lowest(self) -> float:
+        """What the scale never goes below."""
+        return self.floor if self.threshold is None else self.threshold
+
     def __post_init__(self) -> None:
         problems = [
             f"loss_scale.{name}={value}: must be at least 1."
@@ -46,6 +55,11 @@ class LossScale:
             problems.append(f"loss_scale.floor={self.floor}: must be a finite number above 0.")
         elif not self.floor <= self.init < math.inf:
             problems.append(f"loss_scale.init={self.init}: must be finite and at least loss_scale.floor={self.floor}.")
+        elif self.threshold is not None and not self.floor <= self.threshold <= self.init:
+            problems.append(
+                f"loss_scale.threshold={self.threshold}: must lie between loss_scale.floor={self.floor} and"
+                f" loss_scale.init={self.init}, or be null."
+            )
         if problems:
             raise ValueError("\n".join(problems))
 
@@ -114,11 +128,12 @@ class LossScaler(torch.amp.GradScaler):
         good_steps = torch.where(overflow, 0, good_steps + 1)
         double = good_steps >= self.policy.window
         assert self.exhausted is not None
-        self.exhausted = self.exhausted | (halve & (scale <= self.policy.floor))
+        if self.policy.threshold is None:
+            self.exhausted = self.exhausted | (halve & (scale <= self.policy.floor))
         self._hits_left = torch.where(double, self.policy.hysteresis, hits_left)
         self._growth_tracker = torch.where(double, 0, good_steps).to(torch.int32)
         doubled = torch.where(torch.isfinite(2 * scale), 2 * scale, scale)
-        halved = (scale / 2).clamp(min=self.policy.floor)
+        halved = (scale / 2).clamp(min=self.policy.lowest)
         return torch.where(halve, halved, torch.where(double, doubled, scale))
 
     def _unscale_grads_(
@@ -140,10 +155,10 @@ class LossScaler(torch.amp.GradScaler):
         return {**super().state_dict(), "hits_left": int(self._hits_left)} if self._enabled else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the scale, no lower than today's floor, and the counts; the policy stays."""
+        """Restore the scale, no lower than today's lowest, and the counts; the policy stays."""
         if not self._enabled:
             return
-        scale = max(float(state_dict["scale"]), self.policy.floor)
+        scale = max(float(state_dict["scale"]), self.policy.lowest)
         kept = {
             "scale": scale,
             "growth_factor": self.get_growth_factor(),

@@ -130,9 +130,22 @@ def test_one_like_torchs_begins_alike_and_agrees_over_ranks():
     assert ours.over_ranks
 
 
+def test_at_a_threshold_it_stays_and_ends_nothing():
+    scaler = LossScaler(LossScale(init=1.0, window=2, floor=2**-5, threshold=0.25), "cpu")
+    assert run(LossScale(), "xxxxx..x", scaler) == [0.5, 0.25, 0.25, 0.25, 0.25, 0.25, 0.5, 0.25]
+    assert not scaler.exhausted
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 0.125})  # of a run without one
+    assert scaler.get_scale() == 0.25
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        (
+            {"threshold": 0.5},
+            r"loss_scale\.threshold=0\.5: must lie between loss_scale\.floor=1\.0 and loss_scale\.init",
+        ),
+        ({"threshold": math.nan}, r"loss_scale\.threshold=nan: must lie between"),
         ({"window": 0}, r"loss_scale\.window=0: must be at least 1\."),
         ({"hysteresis": 0}, r"loss_scale\.hysteresis=0: must be at least 1\."),
         ({"floor": 0.0}, r"loss_scale\.floor=0\.0: must be a finite number above 0\."),

@@ -30,7 +30,8 @@ class GracefulStop(StabilityCallback):
     a CPU process group (gloo), so that no rank waits for another in a collective and the device is never read.
     Lightning's own check, a device broadcast read on the host for every micro-batch, is switched off meanwhile, and
     so is the validation with which Lightning ends a stopped run; ``min_steps`` and ``min_epochs`` do not hold it.
-    A signal in the step at whose end :class:`~.recovery.Recovery` steps back is heeded after the first step from there.
+    A signal in the step at whose end :class:`~.recovery.Recovery` steps back is heeded after the first step from there,
+    or, where it leaves the process for that, by the process's exit code: ``Rewind.exit_code``.
     Nothing is logged.
 
     The checkpoint is written by the first checkpoint callback that has ``save_now(trainer)``, else to
@@ -110,9 +111,16 @@ class GracefulStop(StabilityCallback):
         self._end.end(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        super().on_exception(trainer, pl_module, exception)
         if isinstance(exception, Rewind) and not self.signal:
-            self._left_over = self._received
+            self._hand_over(exception)
+        super().on_exception(trainer, pl_module, exception)
+
+    def _hand_over(self, rewind: Rewind) -> None:
+        """What was received goes to the next fit, or by the exit code to whoever would start the process again."""
+        # From here on a signal ends the process: the ledger knows how to go on. Lightning's handler must not come back
+        # in between; it puts back itself what stood before the fit.
+        self._training, self._previous = False, {}
+        self._left_over = rewind.signal = self._ranks.largest(self._received)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for number, handler in self._previous.items():

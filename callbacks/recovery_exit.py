@@ -12,11 +12,21 @@ RESTART = 75
 
 
 class Rewind(Exception):
-    """Raised out of a fit on all ranks: the next fit is to go on from ``path``."""
+    """Raised out of a fit on all ranks: the next fit is to go on from ``path``.
+
+    Attributes:
+        path: Of the checkpoint.
+        signal: Number of the signal that asked for an end in the very step, or 0; see ``GracefulStop``.
+    """
 
     def __init__(self, step: int, to: int, path: Path) -> None:
         super().__init__(f"step {step}: rewinding to step {to}, {path}.")
-        self.path = path
+        self.path, self.signal = path, 0
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that leaves for the rewind: whoever was asked to stop must not ask to be started again."""
+        return 128 + self.signal if self.signal else RESTART
 
 
 class RecoveryStopped(RuntimeError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lit_stable.callbacks import KillFileExists
-from lit_stable.callbacks.recovery_exit import RESTART, STOPPED, Rewind
+from lit_stable.callbacks.recovery_exit import STOPPED, Rewind
 from lit_stable.callbacks.run_control import STOPPED as ORDERED
 from lit_stable.cli.average import run_average
 from lit_stable.cli.caption import run_caption
@@ -63,7 +63,9 @@ def run(argv: Sequence[str]) -> int:
         return LitStableCLI(Command(name, rest, *expand_arguments(rest))).exit_code
     except (RunFailed, RunStopped, Rewind, KillFileExists) as error:
         print(f"lit-stable {name}: {error}", file=sys.stderr, flush=True)
-        return {RunFailed: FAILED, RunStopped: STOPPED, Rewind: RESTART, KillFileExists: ORDERED}[type(error)]
+        if isinstance(error, Rewind):
+            return error.exit_code
+        return {RunFailed: FAILED, RunStopped: STOPPED, KillFileExists: ORDERED}[type(error)]
     except (UserError, MisconfigurationException, ValueError) as error:
         if not (isinstance(error, UserError) or is_for_the_user(error)):
             raise

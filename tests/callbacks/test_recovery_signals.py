@@ -13,6 +13,7 @@ from recovery_project import RUNGS, Data, Module, ledger_lines, make_trainer, po
 from tiny_fit import Watch, assert_same_bits
 
 from lit_stable.callbacks import GracefulStop, Recovery, fit_with_recovery
+from lit_stable.callbacks.recovery_exit import RESTART, Rewind
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recovery", "ignore:step ")
 
@@ -22,9 +23,10 @@ BAD = poison(12, 13, 14, 15, 16)
 MOMENTS = {"before_it": 9, "while_it_waits": 14, "as_it_steps_back": 17, "past_the_data": 18, "near_the_window": 21}
 
 
-def fit(folder: Path, *others: Any) -> tuple[Module, GracefulStop]:
+def fit(folder: Path, *others: Any, restart: bool = False) -> tuple[Module, GracefulStop]:
     stop, module = GracefulStop(), Module(BAD, factor=1e4)
-    trainer = make_trainer(folder, STEPS, stop, *others, recovery=Recovery(RUNGS, {"spike": "wait"}))
+    recovery = Recovery(RUNGS, {"spike": "wait"}, restart=restart)
+    trainer = make_trainer(folder, STEPS, stop, *others, recovery=recovery)
     fit_with_recovery(trainer, module, Data(), ckpt_path="auto")
     return module, stop
 
@@ -66,6 +68,36 @@ def test_a_stop_changes_nothing_whenever_it_comes(batch: int, undisturbed: tuple
     assert len(list(tmp_path.glob("stopped-step=*.ckpt"))) == 1
     module, stop = fit(tmp_path)
     assert stop.signal is None
+    folder, unstopped = undisturbed
+    assert history(tmp_path) == history(folder)
+    assert_same_bits(module.state_dict(), unstopped.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("others", "left_by", "code"),
+    [([], Rewind, RESTART), ([terminate_at(17)], Rewind, 143), ([], SystemExit, 143)],
+    ids=["unasked", "as_it_steps_back", "while_it_leaves"],
+)
+def test_a_process_that_was_asked_to_stop_does_not_ask_to_be_started_again(
+    others: list[Watch],
+    left_by: type[BaseException],
+    code: int,
+    undisturbed: tuple[Path, Module],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if left_by is SystemExit:  # the last hook before Lightning puts back the handlers from before the fit
+        monkeypatch.setattr(Data, "on_exception", lambda *rest: os.kill(os.getpid(), signal.SIGTERM), raising=False)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(left_by) as left:
+            fit(tmp_path, *others, restart=True)
+        assert (left.value.exit_code if isinstance(left.value, Rewind) else left.value.code) == code
+        assert signal.getsignal(signal.SIGTERM) == before or left_by is SystemExit
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    monkeypatch.undo()
+    module, _ = fit(tmp_path, restart=True)
     folder, unstopped = undisturbed
     assert history(tmp_path) == history(folder)
     assert_same_bits(module.state_dict(), unstopped.state_dict())

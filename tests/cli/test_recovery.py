@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from tiny_recipe import Done, command, losses, write_recipe
 
 from lit_stable.callbacks.recovery_ledger import FILE, read_ledger
+from lit_stable.callbacks.recovery_remedies import Remedies
 
 DRILL = {"class_path": "lit_stable.run.poisoned_samples.PoisonedSamples", "init_args": {"first": 33, "last": 34}}
 RUNGS = [{"do": "rewind", "before": 0, "after": 1, "max_times": 2}, {"do": "stop"}]
@@ -69,6 +72,21 @@ def test_a_restart_comes_to_the_same_and_says_so_by_its_exit_code(rescued: tuple
     assert fit(path, "--resume", "auto").code == 0
     folder = tmp_path / "runs" / "r" / "0001"
     assert losses(folder) == losses(rescued[1])
+
+
+def test_a_sigterm_in_the_step_that_steps_back_is_not_lost_to_the_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_back = Remedies._rewind
+
+    def asked_to_stop(*args: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step_back(*args)
+
+    monkeypatch.setattr(Remedies, "_rewind", asked_to_stop)
+    first = fit(recipe(tmp_path, restart=True))
+    assert first.code == 143
+    assert "step 9: rewinding to step 8" in first.err
 
 
 def test_the_end_of_the_ladder_has_an_exit_code_and_holds(tmp_path: Path) -> None:

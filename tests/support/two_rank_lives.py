@@ -28,7 +28,7 @@ from recovery_project import RUNGS, Data, Module, make_trainer
 
 from lit_stable.callbacks import Events, GracefulStop, HangWatchdog, Recovery, fit_with_recovery
 from lit_stable.callbacks.fit_with_recovery import pending_target
-from lit_stable.callbacks.recovery_exit import RESTART, Rewind
+from lit_stable.callbacks.recovery_exit import Rewind
 
 DEATHS = "deaths.jsonl"
 FIRST_FATES = ["load", "term", "stuck"]
@@ -117,8 +117,8 @@ def live(folder: Path, run: Path, wanted: int, seed: int) -> None:
     trainer = make_trainer(run, STEPS, *others, devices=2, strategy=strategy, recovery=recovery)
     try:
         fit_with_recovery(trainer, module, Data(), ckpt_path="auto")
-    except Rewind:
-        sys.exit(RESTART)
+    except Rewind as rewind:
+        sys.exit(rewind.exit_code)
     if stop.signal:
         sys.exit(128 + stop.signal)
     read = dict(json.loads(line) for line in module.log_path.read_text().splitlines())

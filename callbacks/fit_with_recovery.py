@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .base import MisconfigurationException
+from .private_names import forget_fsdp1_wrapper, keep_fsdp1_wrapper
 from .recovery import Recovery
 from .recovery_exit import Rewind
 from .recovery_ledger import FILE, last_run, read_ledger
@@ -56,6 +57,7 @@ def fit_with_recovery(
     recovery.is_driven = True
     try:
         while True:
+            recovery.begins_with = path
             try:
                 trainer.fit(
                     module,
@@ -70,7 +72,9 @@ def fit_with_recovery(
                 if recovery.restart:
                     raise
                 path = rewind.path
+                keep_fsdp1_wrapper(trainer)
     finally:
+        forget_fsdp1_wrapper(trainer)
         recovery.is_driven = False
 
 

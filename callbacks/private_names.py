@@ -198,6 +198,25 @@ def fsdp1_shards(model: nn.Module) -> tuple[set[nn.Parameter], Any]:
     return shards, group
 
 
+def keep_fsdp1_wrapper(trainer: Trainer) -> None:
+    """Let the next fit of the model that was just trained take the wrapper of FSDP1 around it; ``forget`` undoes it.
+
+    Lightning wraps again what it finds bare. Where only parts of the model are wrapped units it takes them for the
+    user's own and leaves out the wrapper around the whole, whose flat pieces then stand for parameters.
+    """
+    strategy: Any = trainer.strategy
+    wrapper = strategy.model
+    if type(wrapper).__name__ == "FullyShardedDataParallel":
+        strategy._setup_model = lambda model: (
+            wrapper if wrapper.module is model else type(strategy)._setup_model(strategy, model)
+        )
+
+
+def forget_fsdp1_wrapper(trainer: Trainer) -> None:
+    """Undo :func:`keep_fsdp1_wrapper`; nothing happens where nothing was kept."""
+    trainer.strategy.__dict__.pop("_setup_model", None)
+
+
 def loss_scale(trainer: Trainer) -> Tensor | None:
     """The factor, a 0-d tensor on the device, by which a gradient scaler multiplied the loss; ``None`` without one.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from .base import MisconfigurationException, StabilityCallback, log_number, was_logging_step
 from .checkpoint_health import KEPT, health, largest_activation
 from .event_ring import LAG
+from .one_beginning import refuse_beginnings_that_differ
 from .positions import merge_ranges
 from .private_names import loss_scale
 from .progress import Progress
@@ -90,6 +91,8 @@ class Recovery(StabilityCallback):
     """
 
     order: ClassVar[int] = 80  # after the detectors
+    #: The checkpoint that who drives it has found.
+    begins_with: Path | str | None = None
 
     def __init__(
         self,
@@ -138,6 +141,7 @@ class Recovery(StabilityCallback):
         if stage != "fit":
             return
         refuse_incomplete(trainer, pl_module, self.rungs)
+        refuse_beginnings_that_differ(self.begins_with)
         self._trainer, self._loaded_run, self._seen = trainer, None, 0
         self._heard = Heard(self.triggers)
         self._heard.listen(trainer, self.acts)
@@ -191,8 +195,6 @@ class Recovery(StabilityCallback):
             self._overrides.standing = self.standing
         self._to_pass = now.rewinds[-1] if now.rewinds else None
 
-    # -- what is seen ------------------------------------------------------------------------------------------------
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.acts:
             self._overrides.before_batch(trainer)
@@ -235,10 +237,9 @@ class Recovery(StabilityCallback):
         trainer = self._trainer
         if trainer is None or not self._book.run:
             return
-        found = loss_scale(trainer)
+        found, is_well = loss_scale(trainer), self._ladder.band.is_well()
         scale = None if found is None else float(found)
-        is_well, in_trouble = self._ladder.band.is_well(), self._ladder.episode is not None
-        judged = health(is_well, in_trouble, scale, self._activations)
+        judged = health(is_well, self._ladder.episode is not None, scale, self._activations)
         self._book.note_checkpoint(trainer, Progress.of(trainer).steps, path, judged)
 
     def checkpoints_to_keep(self) -> set[Path]:

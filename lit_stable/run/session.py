@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_stable.callbacks import Events, Progress, Recovery, RunControl
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.one_beginning import refuse_beginnings_that_differ
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.module import GPTModule
 from lit_stable.run.beginnings import beginning_of, write_beginning
@@ -85,6 +86,7 @@ class Session(Callback):
         self.number = 1  # how often this folder was trained in, this time included
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        refuse_beginnings_that_differ(self.checkpoint)
         found = fingerprint(self.recipe, trainer.world_size) if trainer.is_global_zero else {}
         self._environment = trainer.strategy.broadcast(found)
 

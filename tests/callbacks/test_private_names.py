@@ -204,6 +204,13 @@ def test_fsdp1_keeps_shards_under_these_names() -> None:
     assert private_names.fsdp1_shards(plain) == (set(), None)
 
 
+def test_the_next_fit_can_take_the_wrapper_of_the_last() -> None:
+    from lightning.pytorch.strategies import FSDPStrategy
+
+    assert list(inspect.signature(FSDPStrategy._setup_model).parameters) == ["self", "model"]
+    assert "self.model = self._setup_model(self.model)" in inspect.getsource(FSDPStrategy.setup)
+
+
 def test_a_hook_can_be_put_before_those_that_run_after_a_step() -> None:
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)

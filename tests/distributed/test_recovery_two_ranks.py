@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from launch import SUPPORT, of, run_scenarios
 
-NAMES = ["rescued_ddp", "rescued_fsdp2", "stopped_together", "full_disk"]
+NODES = ["nodes_with_one_folder", "nodes_with_folders_of_their_own"]
+NAMES = ["rescued_ddp", "rescued_fsdp2", "rescued_fsdp", "stopped_together", "full_disk", *NODES]
 DEATHS = int(os.environ.get("RECOVERY_KILLS", "6"))  # RECOVERY_KILLS=100 for the long form
 #: What every run of two ranks comes to that reads the poisoned samples, however often it dies.
 RESCUED = {
@@ -29,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_recovery.py")
 
 
-@of("rescued_ddp", "rescued_fsdp2")
+@of("rescued_ddp", "rescued_fsdp2", "rescued_fsdp")
 def test_a_nan_on_one_rank_takes_both_back_past_it(result: dict[str, Any]) -> None:
     assert result.pop("targets") == [10, 15]
     assert result == RESCUED
@@ -39,6 +41,22 @@ def test_a_nan_on_one_rank_takes_both_back_past_it(result: dict[str, Any]) -> No
 def test_both_ranks_stop_with_one_sentence(result: list[str]) -> None:
     assert result[0].startswith("step 12: stop because of not finite")
     assert result[0] == result[1]
+
+
+@of("nodes_with_one_folder")
+def test_two_nodes_share_one_ledger(result: dict[str, Any]) -> None:
+    assert result == {
+        "launched": {"devices": 1, "num_nodes": 2},
+        "ranks": [[0, 0, 0, 14], [0, 1, 1, 14]],
+        "rewinds": [12],
+        "lines_once": True,
+    }
+
+
+@of("nodes_with_folders_of_their_own")
+def test_nodes_that_do_not_see_the_same_checkpoint_do_not_begin(result: list[str]) -> None:
+    assert result[0] == result[1]
+    assert re.search(r"rank 1 on \S+ begins at the start, rank 0 on \S+ with \S+step-2.ckpt", result[0])
 
 
 @of("full_disk")

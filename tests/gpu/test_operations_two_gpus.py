@@ -26,7 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 SCENARIOS = {
-    "recovery": ["rescued_ddp", "rescued_fsdp2", "stopped_together"],
+    "recovery": ["rescued_ddp", "rescued_fsdp2", "rescued_fsdp", "stopped_together"],
     "operations": ["orders_ddp", "orders_fsdp2", "repeat_check_fsdp2", "devices_that_are_well"],
 }
 
@@ -38,7 +38,7 @@ def result(results: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     return found
 
 
-@of("rescued_ddp", "rescued_fsdp2")
+@of("rescued_ddp", "rescued_fsdp2", "rescued_fsdp")
 def test_a_nan_on_one_rank_takes_both_back_past_it(result: dict[str, Any]) -> None:
     assert result.pop("targets")[0] == 10
     assert result.pop("rewinds")[0][0] == 12 + LAG

@@ -58,11 +58,19 @@ class Tokenizer:
         """The text of ``ids``; end-of-text shows as its name, a cut character as U+FFFD."""
         return str(self._backend.decode([int(id_) for id_ in ids], skip_special_tokens=False))
 
+    @property
+    def sha256(self) -> str:
+        """Of the bytes that ``save`` writes."""
+        return hashlib.sha256(self._content).hexdigest()
+
     def save(self, path: Path) -> str:
         """Write a tokenizer JSON and return the SHA-256 of its bytes."""
-        content = self._backend.to_str(pretty=False).encode()
-        path.write_bytes(content)
-        return hashlib.sha256(content).hexdigest()
+        path.write_bytes(self._content)
+        return self.sha256
+
+    @property
+    def _content(self) -> bytes:
+        return self._backend.to_str(pretty=False).encode()
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -32,6 +32,7 @@ _THE_SAME_RUN = (
     *("validate_every", "trainer.max_steps", "trainer.max_time", "trainer.log_every_n_steps", "trainer.enable_"),
     *("trainer.devices", "trainer.num_nodes", "data.num_workers", "data.validation"),
     *("model.schedule.on_conflict", "surgery."),  # which does nothing unless the model changes
+    "model.vision.hf",  # a folder may move; another model in it is refused
 )
 
 

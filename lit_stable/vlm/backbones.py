@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import ArgumentError
 from torch import Tensor
 
 from lit_stable.data.corpus import BUILTIN_PREFIX
+from lit_stable.data.tokenizer import is_trained, make_tokenizer
 from lit_stable.diagnosis.checkpoint_tensors import open_checkpoint
 from lit_stable.run.folder import checkpoints, find_checkpoint, newest_run_with_checkpoint
+from lit_stable.run.past_step import rebuilt_data
 from lit_stable.vlm.options import VisionOptions
 from lit_stable.weights.stored_model import read_record
 
@@ -61,13 +64,36 @@ def vision_weights(path: Path, options: VisionOptions) -> dict[str, Tensor]:
 
 
 def tokenizer_problems(path: Path, tokenizer: str) -> list[str]:
-    """Why captions in a tokenizer's ids would be no text to the language model of a checkpoint, as far as it says."""
-    data: dict[str, Any] = read_record(path).get("recipe", {}).get("data", {})
-    sources = data.get("sources", {}).values()
-    if not any(source["path"].startswith(BUILTIN_PREFIX) for source in sources):  # theirs lies beside their tokens
+    """Why captions in a tokenizer's ids would be no text to the language model of a checkpoint, as far as it says.
+
+    Args:
+        path: Of the checkpoint. What it was trained on is read where it lay: the tokenizer's hash stands in a store.
+        tokenizer: Of the captions, as a recipe names it.
+    """
+    what, sha256, remedy = _read_by_the_language_model(read_record(path).get("recipe"))
+    if is_trained(tokenizer):
+        return [f"data.tokenizer={tokenizer}: is trained on the captions, and {path} reads {what}; {remedy}."]
+    own = make_tokenizer(tokenizer, []).sha256
+    if sha256 is None or own == sha256:
         return []
-    own = data["tokenizer"]
-    if own == tokenizer or Path(tokenizer).is_file():
-        return []
-    remedy = "set it so" if own == "bytes" else "give the tokenizer.json beside its token stores"
-    return [f"data.tokenizer={tokenizer}: the language model of {path} reads {own}; {remedy}."]
+    return [
+        f"data.tokenizer={tokenizer} (sha256 {own[:12]}): the language model of {path} reads {what} (sha256"
+        f" {sha256[:12]}); {remedy}."
+    ]
+
+
+def _read_by_the_language_model(recipe: dict[str, Any] | None) -> tuple[str, str | None, str]:
+    """Its tokenizer in words, the hash if it is known, and what to do where captions have another."""
+    unknown = "another tokenizer", None, "give the tokenizer.json beside its token stores"
+    if recipe is None:
+        return unknown
+    sources = recipe["data"].get("sources", {}).values()
+    if recipe["data"]["tokenizer"] == "bytes" and all(s["path"].startswith(BUILTIN_PREFIX) for s in sources):
+        return "bytes", make_tokenizer("bytes", []).sha256, "set it so"
+    try:
+        data = rebuilt_data(recipe)
+        data.setup("fit")
+    except (ArgumentError, ValueError, OSError):  # of an older version; or the stores are no longer there
+        return unknown
+    store = next(iter(data.opened.named.values()))
+    return "another tokenizer", store.tokenizer_sha256, f"give {store.tokenizer_path.resolve()}"

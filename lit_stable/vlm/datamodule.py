@@ -74,6 +74,7 @@ class PairDataModule(TokenDataModule):
         self.image_size = image_size
         self.channels = channels
         self._pairs: Pairs | None = None
+        self._folder: Path | None = None
         problems = (
             []
             if path != DIGITS or (image_size, channels) == (8, 1)
@@ -110,8 +111,10 @@ class PairDataModule(TokenDataModule):
 
     @property
     def folder(self) -> Path:
-        """Where they lie once they are prepared."""
-        return pair_folder(self.pairs(), self.tokenizer, self.sequence_length, cache_folder())
+        """Where they lie once they are prepared: named after all of them, so that who asks first reads them all."""
+        if self._folder is None:
+            self._folder = pair_folder(self.pairs(), self.tokenizer, self.sequence_length, cache_folder())
+        return self._folder
 
     @property
     def needs_preparation(self) -> bool:
@@ -133,6 +136,11 @@ class PairDataModule(TokenDataModule):
                 print(f"{self.folder}: another process prepared it first")
 
     def setup(self, stage: str | None = None) -> None:
+        """Open what is prepared; of several ranks the first alone has read the images to find it."""
+        if self.trainer is not None:
+            first = self.trainer.is_global_zero
+            self._folder = Path(self.trainer.strategy.broadcast(str(self.folder) if first else ""))
+        self._pairs = None
         self.sources = {"pairs": Source(str(self.folder))}
         super().setup(stage)
 

@@ -22,7 +22,9 @@ from lit_stable.strategies.mesh import data_mesh, tensor_mesh
 from lit_stable.vlm.backbones import SIGHT, find_backbone, tokenizer_problems, vision_weights
 from lit_stable.vlm.options import GatedOptions, VisionOptions, tensor_parallel_problem
 from lit_stable.vlm.sight import Sight, build_sight
+from lit_stable.vlm.vision import TransformersVision
 
+HF = "hf"  # in that record: the settings of a vision model of transformers
 # What of the record of new blocks and vision backbone leaves weights what they mean.
 _FREE = {"init_std", "run"}
 
@@ -173,18 +175,34 @@ class VLMModule(GPTModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint[KEY][SIGHT] = {"gated": asdict(self.gated), "vision": asdict(self.vision)}
+        checkpoint[KEY][SIGHT] = self._sight_record()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         stored = checkpoint.get(KEY, {}).get(SIGHT, {})
-        own = {"gated": asdict(self.gated), "vision": asdict(self.vision)}
+        own = self._sight_record()
+        # A folder that has moved is the same backbone, and another one in its place is not.
+        free = _FREE | {"hf"} if HF in stored and HF in own else _FREE
         problems = [
             f"model.{part}.{name}={own[part].get(name)}: the checkpoint has {value}, and its weights would mean"
             " something else here; set it back, or begin a new run."
             for part, options in stored.items()
             for name, value in options.items()
-            if name not in _FREE and own[part].get(name) != value
+            if part != HF and name not in free and own[part].get(name) != value
+        ]
+        before, now = stored.get(HF, {}), own.get(HF, {})
+        problems += [
+            f"model.vision.hf={self.vision.hf}: its config.json has {name} {now.get(name)}, and the checkpoint is of a"
+            f" model that has {before.get(name)}; give the folder of that one, or begin a new run."
+            for name in sorted(before.keys() | now.keys())
+            if before and now and before.get(name) != now.get(name)
         ]
         if problems:
             raise MisconfigurationException("\n".join(problems))
+
+    def _sight_record(self) -> dict[str, dict[str, Any]]:
+        """By what new blocks and vision backbone are built."""
+        assert self.sight is not None
+        record = {"gated": asdict(self.gated), "vision": asdict(self.vision)}
+        vision = self.sight.vision
+        return {**record, HF: vision.built_by()} if isinstance(vision, TransformersVision) else record

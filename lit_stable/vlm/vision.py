@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from lit_stable.vlm.cross_attention import CrossAttention
 from lit_stable.vlm.options import VisionOptions
 
 # B batch, C channels, S patches, P pixels of a patch in all channels, E width
+
+
+_OF_THE_FILE = {"_name_or_path", "transformers_version", "dtype", "torch_dtype"}  # its weights are read as fp32
 
 
 class VisionBlock(nn.Module):
@@ -73,13 +77,17 @@ def patches(images: Tensor, size: int) -> Tensor:
 class TransformersVision(nn.Module):
     """A vision model that `transformers` reads from a folder: features are its last hidden states.
 
-    Images are brought to the size that it wants, grey ones to three channels. Loaded with its weights on every rank.
+    Images are brought to the size that it wants, grey ones to its channels. Loaded with its weights on every rank.
+
+    Args:
+        folder: What `transformers` has saved.
+        channels: Of the images.
 
     Raises:
-        ValueError: when `transformers` is not there, or the folder holds no such model.
+        ValueError: when `transformers` is not there, or the folder holds no such model, or one of other channels.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, channels: int) -> None:
         super().__init__()
         try:
             from transformers import AutoModel
@@ -101,6 +109,16 @@ class TransformersVision(nn.Module):
         self.size: int = settings.image_size
         self.channels: int = getattr(settings, "num_channels", 3)
         self.width: int = settings.hidden_size
+        if channels not in (1, self.channels):
+            raise ValueError(
+                f"model.vision.channels={channels}: the model in {folder} sees {self.channels}; set"
+                " model.vision.channels and data.channels to that, or to 1, for grey images."
+            )
+
+    def built_by(self) -> dict[str, Any]:
+        """What its weights belong to: its settings, but for where it lay and who has written them."""
+        settings: dict[str, Any] = json.loads(self.model.config.to_json_string(use_diff=False))
+        return {name: value for name, value in sorted(settings.items()) if name not in _OF_THE_FILE}
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (B, C, size, size), uint8 -> features (B, S, E)."""
@@ -112,4 +130,4 @@ class TransformersVision(nn.Module):
 
 def build_vision(options: VisionOptions) -> VisionTransformer | TransformersVision:
     """The backbone that the options ask for; of a ViT the weights mean nothing yet."""
-    return VisionTransformer(options) if options.hf is None else TransformersVision(Path(options.hf))
+    return VisionTransformer(options) if options.hf is None else TransformersVision(Path(options.hf), options.channels)

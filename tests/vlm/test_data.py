@@ -187,3 +187,23 @@ def test_loaders_are_those_of_this_rank(digits):
     (whole,) = digits.test_dataloader()
     assert sum(int((batch["labels"] != -100).any(1).sum()) for batch in whole) > 150
     assert next(iter(loader))["images"].dtype == torch.uint8
+
+
+def test_of_several_ranks_the_first_alone_reads_the_images(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIT_STABLE_CACHE", str(tmp_path / "cache"))
+    options = {"path": str(image_folder(tmp_path / "shades")), "image_size": 4}
+    said = []
+
+    def broadcast(thing: str) -> str:
+        said.append(thing)
+        return said[0]
+
+    first, second = (PairDataModule(32, 4, 8, **options) for _ in range(2))
+    for rank, module in enumerate((first, second)):
+        module.trainer = SimpleNamespace(is_global_zero=rank == 0, strategy=SimpleNamespace(broadcast=broadcast))
+    first.prepare_data()
+    first.setup("fit")
+    monkeypatch.setattr(second, "pairs", lambda: pytest.fail("the second reads all images"))
+    second.setup("fit")
+    assert second.fingerprint() == first.fingerprint()
+    assert first._pairs is None, "what is prepared is not kept in memory too"

@@ -14,6 +14,8 @@ from tiny_recipe import Done, command, write_recipe
 
 from lit_stable.model.loss import sample_losses
 from lit_stable.run.past_step import PastStep
+from lit_stable.vlm.options import VisionOptions
+from lit_stable.vlm.vision import build_vision
 from lit_stable.weights.stored_model import build_model, open_model
 
 pytest.importorskip("sklearn")
@@ -223,24 +225,38 @@ def test_a_past_step_can_be_dumped_and_replayed(runs):
 # -- backbones of others ----------------------------------------------------------------------------------------------
 
 
-def test_a_vision_model_of_transformers_can_be_the_eyes(runs, tmp_path):
+def vit_folder(folder: Path, **settings: Any) -> Path:
     transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8
-    )
-    transformers.ViTModel(config).save_pretrained(tmp_path / "vit")
-    words = [
-        "--model.vision",
-        str({"hf": str(tmp_path / "vit")}),
-        "--model.vision.run",
-        "null",
-        "--trainer.max_steps",
-        "2",
-    ]
-    runs.fit("hf", *words)
-    stored = transformers.ViTModel.from_pretrained(tmp_path / "vit").state_dict()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(**{**sizes, "image_size": 16, "patch_size": 8, **settings})
+    transformers.ViTModel(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_vision_model_of_transformers_can_be_the_eyes(runs, tmp_path):
+    auto_model = pytest.importorskip("transformers").AutoModel
+    folder, moved = vit_folder(tmp_path / "vit"), tmp_path / "moved"
+    stored = auto_model.from_pretrained(folder).state_dict()
+    where = ["--model.vision.run", "null", "--model.vision"]
+    runs.fit("hf", *where, str({"hf": str(folder)}), "--trainer.max_steps", "2")
     after = runs.weights("hf", 2)
     assert all(torch.equal(after[f"sight.vision.model.{name}"], value) for name, value in stored.items())
     assert command("caption", "hf@2", "--root", runs.root, "--count", "1").code == 0
-    refused = runs.command("fit", "refused", "--model.vision", str({"hf": str(tmp_path)}), "--model.vision.run", "null")
+    refused = runs.command("fit", "refused", *where, str({"hf": str(tmp_path)}))
     assert f"model.vision.hf={tmp_path}: cannot be read" in refused.err
+
+    folder.rename(moved)
+    go_on = ["--resume", "auto", "--trainer.max_steps", "3"]
+    said = runs.fit("hf", *where, str({"hf": str(moved)}), *go_on)
+    assert f"changed since the checkpoint: model.vision.hf: {folder} -> {moved}" in said
+    assert (runs.root / "hf" / "0001" / "checkpoints" / "step-00000003.ckpt").exists(), "no branch of it"
+    other = vit_folder(tmp_path / "other", hidden_act="relu")
+    refused = runs.command("fit", "hf", *where, str({"hf": str(other)}), *go_on[:3], "4")
+    assert "its config.json has hidden_act relu, and the checkpoint is of a model that has gelu" in refused.err
+
+
+def test_images_of_other_channels_than_a_vision_model_sees_are_refused(tmp_path):
+    folder = vit_folder(tmp_path / "grey", num_channels=1)
+    assert build_vision(VisionOptions(hf=str(folder), channels=1))(torch.zeros(2, 1, 8, 8)).shape[0] == 2
+    with pytest.raises(ValueError, match=r"^model.vision.channels=3: the model in \S+ sees 1; set"):
+        build_vision(VisionOptions(hf=str(folder), channels=3))

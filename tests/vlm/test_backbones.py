@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def recipe_of(source: str, tokenizer: str) -> dict[str, Any]:
 
 @pytest.fixture
 def read_by_the_language_model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    return lambda recipe: monkeypatch.setattr(backbones, "read_record", lambda path: {"recipe": recipe})
+    return lambda recipe: monkeypatch.setattr(backbones, "read_record", lambda path: deepcopy({"recipe": recipe}))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def read_by_the_language_model(monkeypatch: pytest.MonkeyPatch) -> Any:
             "builtin:python-stdlib",
             "bytes",
             "bpe:300",
-            "is trained on the captions, and last.ckpt reads bytes; set it so",
+            "and last.ckpt reads bytes; set it so",
         ),
         ("lost_tokens", "bytes", "bytes", None),  # prepared by whatever it was
         ("lost_tokens", "bytes", "bpe:300", "is trained on the captions, .*give the tokenizer.json beside"),

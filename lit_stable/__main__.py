@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     "dump-batch": "print the samples that a run read at a step, with their sources and text",
     "replay": "take a step of a run again: is it the same, which module's output surged, which samples were worst",
     "ctl": "give an order to a run under way: save, stop, validate, or another learning rate",
+    "recipes": "list the shipped recipes, with what each is",
     "runs": "draw the tree of runs: where each left its parent, and what it does otherwise",
     "export": "write the model of a checkpoint as a folder of Hugging Face transformers",
     "import": "write a checkpoint and its recipe from a folder of Hugging Face transformers",
@@ -41,7 +42,8 @@ subcommands:
 
 recipes:
   --config takes a YAML file or the name of a shipped recipe, as in `--config quickstart`; several are merged in order,
-  and options on the command line win. The shipped ones lie in the folder recipes/ of the source and of the package.
+  and options on the command line win. `lit-stable recipes` lists the shipped ones, which lie in the folder recipes/ of
+  the source and of the package.
 
 examples:
   lit-stable fit --config quickstart

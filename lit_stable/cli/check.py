@@ -86,7 +86,7 @@ def check(
         ),
         _schedule(module),
         *([turning_points(rows)] if rows else []),
-        "features: " + ("; ".join(describe(f) for f in features.values()) or "none"),
+        "features: " + ("; ".join(describe(f, defaults=True) for f in features.values()) or "none"),
     ]
     return "\n\n".join(sections)
 

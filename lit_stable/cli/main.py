@@ -24,6 +24,7 @@ from lit_stable.cli.inspect_checkpoint import run_inspect
 from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.prepare import run_prepare
 from lit_stable.cli.recipe import expand_arguments
+from lit_stable.cli.recipes import run_recipes
 from lit_stable.cli.replay import run_replay
 from lit_stable.cli.runs import run_runs
 from lit_stable.run.console import quiet_lightning
@@ -41,6 +42,7 @@ _ALONE: dict[str, Callable[[Sequence[str]], int | None]] = {
     "ctl": run_ctl,
     "check-devices": run_check_devices,
     "runs": run_runs,
+    "recipes": run_recipes,
     "export": run_export,
     "import": run_import,
     "generate": run_generate,

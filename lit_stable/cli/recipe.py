@@ -75,9 +75,19 @@ def resolve_recipe(name_or_path: str | Path, folder: Path | None = None) -> Path
     if name in shipped:
         return shipped[name]
     beside = [str(other) for other in sorted(path.parent.glob("*.yaml"))]
-    near = difflib.get_close_matches(str(name_or_path), [*shipped, *beside], n=3)
-    remedy = f"nearest are {', '.join(near)}" if near else f"shipped are {', '.join(shipped) or 'none'}"
+    near = _nearest(str(name_or_path), [*shipped, *beside])
+    folders = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in shipped)
+    listed = f"there are {', '.join(folders)}; `lit-stable recipes` lists all"
+    remedy = f"nearest are {', '.join(near)}" if near else listed
     raise RecipeError(f"recipe {str(name_or_path)!r}: is neither a file nor a shipped recipe; {remedy}.")
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The three names that are most like one; without the folder, where it has none or no whole name is like it."""
+    if near := difflib.get_close_matches(name, known, n=3):
+        return near
+    last = {one.rsplit("/", 1)[-1]: one for one in known}
+    return [last[one] for one in difflib.get_close_matches(name.rsplit("/", 1)[-1], last, n=3)]
 
 
 def expand(path: Path, applied: Sequence[Path] = ()) -> list[Layer]:

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from lit_stable import __version__
 from lit_stable.callbacks import Progress
+from lit_stable.callbacks.base import MisconfigurationException, StabilityCallback
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.description import describe_data
 from lit_stable.model.init import audit_init, format_audit
@@ -81,14 +83,38 @@ def dtypes(trainer: Trainer, module: GPTModule) -> str:
     return ", ".join(f"{kind} {dict(counts) or 'none'}" for kind, counts in counted.items())
 
 
-def describe(callback: Any) -> str:
-    """A callback as its class and the settings of its constructor."""
-    settings = [
-        f"{name}={getattr(callback, name)!r}"
-        for name in inspect.signature(type(callback).__init__).parameters
-        if name != "self" and hasattr(callback, name)
-    ]
-    return f"{type(callback).__name__}({', '.join(settings)})"
+def describe(thing: Any, defaults: bool = False) -> str:
+    """A callback, or an option of one that is a dataclass, as its class and the settings that are not the defaults.
+
+    Args:
+        thing: The callback.
+        defaults: Tell its own default settings too; what a dataclass among them leaves at its defaults goes untold.
+    """
+    plain = _by_default(type(thing))
+    settings = []
+    for name, parameter in inspect.signature(type(thing).__init__).parameters.items():
+        if name == "self" or not hasattr(thing, name):
+            continue
+        default = parameter.default if plain is None else getattr(plain, name, parameter.default)
+        if repr(value := getattr(thing, name)) != repr(default) or defaults:
+            settings.append(f"{name}={_brief(value)}")
+    return f"{type(thing).__name__}({', '.join(settings)})"
+
+
+def _by_default(kind: type) -> Any:
+    """One of ours without a setting, since what it makes of them is told, as None of its standard ladder."""
+    if not issubclass(kind, StabilityCallback):
+        return None
+    try:
+        return kind()
+    except (TypeError, MisconfigurationException):  # one must be given
+        return None
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_brief, value))}]"
+    return describe(value) if is_dataclass(value) else repr(value)
 
 
 def measured_init(module: GPTModule) -> str:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from tiny_fit import Watch, quiet_trainer
 from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, NumberedData, tiny_module
 
-from lit_stable.callbacks import AccumulationWindows, GradClip, Progress, ValidateEverySteps
+from lit_stable.callbacks import AccumulationWindows, GradClip, Progress, Recovery, ValidateEverySteps
 from lit_stable.run.report import Report
 from lit_stable.run.start import describe
 
@@ -70,7 +70,7 @@ def test_the_first_lines_answer_what_one_asks_first(said):
     ]
     assert "compiled: off; activations kept" in said
     assert "GradClip(max_norm=0.5" in line(said, "callbacks: ")
-    assert "micro_batch=2, average_over='micro_batches')" in line(said, "callbacks: ")
+    assert "AccumulationWindows(global_batch=8, micro_batch=2); " in line(said, "callbacks: ")
     assert "position: step 0, 0 samples, 0 tokens" in said
     assert f"initial weights: {tensors} tensors measured, 0 not as declared" in said
 
@@ -160,8 +160,12 @@ def test_the_time_of_a_validation_is_no_training_time(wait, monkeypatch):
 
 
 def test_a_callback_is_described_by_the_settings_it_keeps():
-    windows = "AccumulationWindows(global_batch=32, micro_batch=8, average_over='micro_batches')"
-    assert describe(AccumulationWindows(32, 8)) == windows
-    assert describe(LearningRateMonitor(logging_interval="step")).startswith(
-        "LearningRateMonitor(logging_interval='step', "
+    assert describe(AccumulationWindows(32, 8)) == "AccumulationWindows(global_batch=32, micro_batch=8)"
+    assert "average_over='tokens'" in describe(AccumulationWindows(32, 8, average_over="tokens"))
+    assert "average_over='micro_batches'" in describe(AccumulationWindows(32, 8), defaults=True)
+    assert describe(Recovery()) == "Recovery()"
+    rungs = [{"do": "wait", "steps": 7}, {"do": "stop"}]
+    assert describe(Recovery(rungs, keep=2)).startswith(
+        "Recovery(rungs=[Rung(do='wait', steps=7), Rung(do='stop')], triggers={"
     )
+    assert describe(LearningRateMonitor(logging_interval="step")) == "LearningRateMonitor(logging_interval='step')"

@@ -32,8 +32,9 @@ def test_version_prints_the_block_for_a_bug_report(capsys):
         ("fitt", "lit-stable: fitt: is no subcommand; did you mean fit?\n"),
         (
             "xyz",
-            "lit-stable: xyz: is no subcommand; write one of fit, validate, test, prepare, diagnose, inspect, dump-batch,"
-            " replay, ctl, recipes, runs, export, import, caption, generate, average, check, check-devices.\n",
+            "lit-stable: xyz: is no subcommand; write one of fit, validate, test, prepare, diagnose, inspect,"
+            " dump-batch, replay, ctl, recipes, runs, export, import, caption, generate, average, check,"
+            " check-devices.\n",
         ),
         ("--config", "lit-stable: --config: options come after the subcommand; start with one of fit, validate"),
     ],

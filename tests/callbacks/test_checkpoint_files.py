@@ -230,6 +230,30 @@ def test_the_newest_usable_has_the_most_steps_whatever_the_clock_said(tmp_path: 
     assert files.newest_usable(tmp_path) == folder
 
 
+def test_what_cannot_be_read_comes_last_and_a_fault_of_ours_does_not_pass_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save([1], tmp_path / "no_dict.ckpt")
+    torch.save({"global_step": "9"}, tmp_path / "no_number.ckpt")
+    torch.save({"global_step": 5}, tmp_path / "whole.ckpt")
+    whole, draw = (tmp_path / "whole.ckpt").read_bytes(), random.Random(0)
+    for number in range(100):
+        damaged = bytearray(whole)
+        for _ in range(3):
+            damaged[draw.randrange(len(whole))] = draw.randrange(256)
+        (tmp_path / f"{number}.ckpt").write_bytes(damaged[: draw.choice([len(whole), draw.randrange(len(whole))])])
+    found = files.newest_usable(tmp_path)  # a byte between two records may change and nothing is lost
+    assert found is not None
+    assert torch.load(found)["global_step"] == 5
+
+    def typo(*args: object, **options: object) -> None:
+        raise NameError("no such name")
+
+    monkeypatch.setattr(torch, "load", typo)
+    with pytest.raises(NameError):
+        files.newest_usable(tmp_path)
+
+
 def test_a_save_after_a_kill_behind_both_renames_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     for content in ("old", "new", "newer"):

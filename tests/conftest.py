@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu:
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if item not in gpu]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: whoever collects garbage need not walk it each time."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -40,14 +38,6 @@ def test_every_callback_that_the_package_defines_has_an_entry_and_a_public_name(
     public = {name for name in classes if issubclass(getattr(package, name), Callback)}
     assert public == ENTRIES.keys() - ON_THEIR_OWN
     assert list(ENTRIES) == sorted(ENTRIES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections() -> Iterator[None]:
-    """Whoever collects garbage need not walk all that was imported each time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ that is collected, waits for ever. For work on a CPU: a process that has seen CU
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -44,15 +45,22 @@ def start_process(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
 
 
 def _call(environ: dict[str, str], folder: str, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    _keep_imports()
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
     target(*args)
 
 
+def _keep_imports() -> None:
+    """What the server has imported is no garbage: no collection walks it, which would also copy every page of it."""
+    gc.freeze()
+
+
 def _become(script: str, words: Sequence[str], environ: dict[str, str], folder: str, output: str) -> None:
     """Be ``python SCRIPT WORDS`` with this environment, in this folder, printing to this file."""
     os.setsid()
+    _keep_imports()
     with open(output, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -62,7 +62,8 @@ def test_the_stored_recipe_holds_the_mesh_and_the_policy(recipe: Path) -> None:
     folder = Path(re.search(r"^logs +(\S+)$", done.out, re.MULTILINE)[1])  # type: ignore[index]
     stored = yaml.safe_load((folder / "recipe-01.yaml").read_text())
     assert stored["mesh"] == {"tensor_parallel": 1, "replicate": 1}
-    assert stored["loss_scale"] == {"init": 65536.0, "window": 2000, "hysteresis": 2, "floor": 1.0}
+    policy = {"init": 65536.0, "window": 2000, "hysteresis": 2, "floor": 1.0, "threshold": None}
+    assert stored["loss_scale"] == policy
 
 
 def test_the_mesh_is_named_in_the_first_lines(recipe: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,15 @@ if TYPE_CHECKING:
 
 
 class HostAgreement:
-    """A gloo group of all ranks; on one process there is none, and everything is agreed on. All ranks call alike."""
+    """A gloo group of all ranks; on one process there is none, and everything is agreed on. All ranks call alike.
+
+    Attributes:
+        waiting: Entered while sums of other ranks are waited for, by whoever clocks what a rank does on its own.
+    """
 
     def __init__(self) -> None:
         self._group: Any = None
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def is_open(self) -> bool:
@@ -44,7 +50,8 @@ class HostAgreement:
         work = dist.all_reduce(sums, group=self._group, async_op=True)
 
         def wait() -> list[int]:
-            work.wait()
+            with self.waiting():
+                work.wait()
             found: list[int] = sums.tolist()
             return found
 
@@ -59,7 +66,7 @@ class HostAgreement:
         return box[0]
 
     def close(self) -> None:
-        """To be called in ``teardown``; nothing happens where it is not open."""
+        """To be called in ``teardown``: no group is left, and nobody who clocks it."""
         if self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
-        self._group = None
+        self._group, self.waiting = None, nullcontext

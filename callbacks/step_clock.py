@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,6 +53,15 @@ class StepClock:
         """From here on this rank is on its own."""
         if self._own_since is None:
             self._own_since = time.perf_counter()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Other ranks are waited for, in what may be a wait already."""
+        was_on_its_own = self._own_since is not None
+        self.wait_begins()
+        yield
+        if was_on_its_own:
+            self.wait_ends()
 
     def pause(self) -> None:
         """What begins here is no part of the step."""

@@ -110,6 +110,7 @@ class StepTimer(Monitor):
         self._clock = clock = StepClock(trainer.strategy.root_device)
         # `GracefulStop` has silenced it by now, if it is there.
         self._watched = trainer if watch_sigterm_broadcast(trainer, clock.wait_begins, clock.wait_ends) else None
+        Progress.of(trainer).ranks.waiting = clock.waiting
         for child in calls_that_gather(pl_module):  # before the hooks that gather the weights
             self._handles.append(child.register_forward_pre_hook(lambda *a: clock.wait_begins(), prepend=True))
             self._handles.append(child.register_forward_hook(lambda *a: clock.wait_ends(), always_call=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,3 +33,27 @@ def test_a_group_is_opened_once_and_closed_once(monkeypatch: pytest.MonkeyPatch)
     for _ in range(2):
         agreement.close()
     assert done == [{"backend": "gloo"}, "group"]
+
+
+def test_the_wait_for_sums_can_be_clocked_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    @contextmanager
+    def clocked() -> Iterator[None]:
+        order.append("begins")
+        yield
+        order.append("ends")
+
+    monkeypatch.setattr(dist, "new_group", lambda **options: "group")
+    monkeypatch.setattr(
+        dist, "all_reduce", lambda *rest, **options: SimpleNamespace(wait=lambda: order.append("waits"))
+    )
+    agreement = HostAgreement()
+    agreement.open(SimpleNamespace(world_size=2))  # type: ignore[arg-type]
+    agreement.waiting = clocked
+    wait = agreement.begin_sums([3, 4])
+    assert order == []
+    assert wait() == [3, 4]
+    assert order == ["begins", "waits", "ends"]
+    agreement.close()
+    assert agreement.waiting is nullcontext

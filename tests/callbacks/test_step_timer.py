@@ -37,6 +37,20 @@ def test_the_clock_tells_a_steps_whole_time_from_the_ranks_own(now: Any) -> None
     assert clock.take() == []
 
 
+def test_a_wait_on_the_host_is_not_the_ranks_own_and_ends_no_other_wait(now: Any) -> None:
+    clock = StepClock(torch.device("cpu"))
+    now.seconds += 1
+    with clock.waiting():
+        now.seconds += 2
+    now.seconds += 4
+    clock.wait_begins()  # backward and step, with a wait inside
+    with clock.waiting():
+        now.seconds += 8
+    now.seconds += 16
+    clock.step_ends()
+    assert clock.take() == [(31.0, 5.0)]
+
+
 def test_a_pause_is_no_part_of_a_step_and_what_is_disregarded_is_nan(now: Any) -> None:
     clock = StepClock(torch.device("cpu"))
     now.seconds += 1

@@ -75,7 +75,7 @@ def build_gpt(
         split_ends(gpt, tensor_mesh)
     gpt.tie()
     if compile == "whole":
-        gpt.compute = torch.compile(gpt.compute, dynamic=_dynamic(fixed_shapes))  # type: ignore[method-assign]
+        gpt.compute = _compiled(gpt.compute, fixed_shapes)  # type: ignore[method-assign]
     if mesh is not None:
         # A tied head lives in the root's group, so the root follows the head; else the fp32 head has its own group.
         if config.head_fp32 and not config.tied:
@@ -105,12 +105,14 @@ def _wrap_residual(block: nn.Module, compile_block: bool, fixed_shapes: bool, re
     if recompute:
         residual = partial(checkpoint, residual, use_reentrant=False)
     if compile_block:
-        residual = torch.compile(residual, dynamic=_dynamic(fixed_shapes))
+        residual = _compiled(residual, fixed_shapes)
     block.residual = residual
 
 
-def _dynamic(fixed_shapes: bool) -> bool | None:
-    return False if fixed_shapes else None  # None: after a second shape was seen
+def _compiled(function: Any, fixed_shapes: bool) -> Any:
+    dynamic = False if fixed_shapes else None  # None: after a second shape was seen
+    # Dropout draws what it draws where nothing is compiled: a replay, which looks at each module, drops the same.
+    return torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
 
 def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None) -> None:

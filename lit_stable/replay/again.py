@@ -15,7 +15,7 @@ from lit_stable.cli.beginning import Beginning
 from lit_stable.cli.command import Command
 from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import expand_arguments
-from lit_stable.replay.step_watch import Replayed, StepWatch
+from lit_stable.replay.step_watch import NORM, Replayed, StepWatch
 
 #: Features that speak to the world or keep records of their own.
 _SILENT = ("alarm", "black_box", "sample_text")
@@ -45,13 +45,15 @@ class ReplayCLI(LitStableCLI):
         try:
             LightningCLI._run_subcommand(self, subcommand)
         except Exception as error:
-            if self._watch.step not in self._watch.found.outputs:
+            if self._watch.step not in self._watch.found.values[NORM]:
                 raise
             # What ended the run at this step ends its replay as well.
             self._watch.found.error = f"{type(error).__name__}: {error}"
 
 
-def replay_once(run: Path, recipe: Path, checkpoint: Path | None, step: int, words: Sequence[str] = ()) -> Replayed:
+def replay_once(
+    run: Path, recipe: Path, checkpoint: Path | None, step: int, words: Sequence[str] = (), compiles: bool = True
+) -> Replayed:
     """Take the steps from a checkpoint to ``step`` again; all ranks of a launch call it.
 
     Args:
@@ -60,11 +62,12 @@ def replay_once(run: Path, recipe: Path, checkpoint: Path | None, step: int, wor
         checkpoint: Where to begin; None: at step 0.
         step: Optimizer step, counted from 1.
         words: Options on top of the recipe, as on the command line.
+        compiles: Whether the network is compiled where it was in the run; no module inside is looked at then.
     """
     with tempfile.TemporaryDirectory() as folder:
         options = ["--config", str(recipe), "--ckpt_path", "null", "--resume", "null", "--trainer.max_steps", str(step)]
         options += ["--trainer.limit_val_batches", "0", "--trainer.logger", "false", "--trainer.log_every_n_steps", "1"]
-        options += ["--trainer.default_root_dir", folder, "--model.compile", "off"]
+        options += ["--trainer.default_root_dir", folder, *([] if compiles else ["--model.compile", "off"])]
         options += [word for name in _SILENT for word in (f"--stability.{name}", "null")]
         argv: list[Any] = [*options, *words]
         watch = StepWatch(step)

@@ -32,6 +32,8 @@ class Replayed:
     outputs: dict[int, dict[str, dict[int, float]]] = field(default_factory=dict)
     """Of that step and the one before: see :class:`ModuleOutputs`."""
     ranks: int = 1
+    compiled: bool = False
+    """Then no module inside of the network was looked at."""
     error: str = ""
     """What ended it early."""
 
@@ -52,8 +54,13 @@ class StepWatch(StabilityCallback):
         self._samples: list[int] = []
         self._tokens: list[list[int]] = []
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.found.compiled = getattr(pl_module, "compiled", "off") != "off"
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = Progress.of(trainer).steps + 1
+        if self.found.compiled:  # within compiled code no module's hooks run
+            return
         if self._outputs is None and step in (self.step - 1, self.step):
             self._outputs = ModuleOutputs(pl_module)
         if self._outputs is None:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from compilation_counts import count_compilations, stand_in
 from tiny_recipe import command, write_recipe
 
 from lit_stable.callbacks.control_orders import new_order, place
@@ -51,6 +53,24 @@ def test_a_replay_is_the_same_to_the_bit_and_leaves_no_trace(run: Path) -> None:
     assert all(len("".join(text.split())) > 20 and "".join(text.split()) in read for text in texts), (texts, read)
     assert sorted(re.findall(r"\n  sample (\d+)", "\n".join(page))) == ["20", "21", "22", "23"]
     assert listing(run) == before
+
+
+def test_a_compiled_run_is_compared_compiled_and_looked_into_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs = count_compilations(monkeypatch, stand_in)
+    recipe = write_recipe(tmp_path, checkpoints={"every_steps": 2, "first_step": 2}, model__compile="on")
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "3").code == 0
+    graphs.clear()
+    torch._dynamo.reset()
+    done = command("replay", tmp_path / "runs" / "tiny" / "0001", "--step", "3", "--worst", "1")
+    assert done.code == 0, done.out + done.err
+    assert graphs["residual"], "the replays compared are compiled"
+    page = done.out.splitlines()
+    same = page.index("same: steps 3 to 3, 1 logged, loss and gradient norm to the bit")
+    assert page[same + 1] == "what follows is of one more replay, in which nothing was compiled"
+    assert page[same + 3] == "outputs of all modules are finite, none above 10 times the usual"
+    assert page[same + 4] == "samples, worst first (1 of 4):"
 
 
 def test_it_begins_where_it_is_told_and_orders_hold_in_it(run: Path) -> None:

@@ -86,6 +86,12 @@ def test_bf16_mixed_and_compile_stay_close_to_fp32() -> None:
         assert {p.dtype for p in other.module.parameters()} == {torch.float32}
 
 
+def test_compiled_or_not_dropout_drops_the_same() -> None:
+    plain, compiled = (fit(accelerator="gpu", module=tiny_module(compile=how, dropout=0.2)) for how in ("off", "on"))
+    losses = [torch.tensor([row[1] for row in run.rows]) for run in (plain, compiled)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-4)
+
+
 def test_logging_does_not_wait_either(tmp_path: Any) -> None:
     """Each step is logged, printed and written down; only the first, which makes Lightning's own records, may wait."""
     logger = CSVLogger(tmp_path)

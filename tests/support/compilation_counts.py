@@ -36,6 +36,9 @@ def count_compilations(monkeypatch: pytest.MonkeyPatch, backend: Backend) -> Cou
 
         return count_and_compile
 
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile(f, backend=counted(f.__name__), **options))
+    def compile_counted(function: Any, dynamic: bool | None = None, options: Any = None) -> Any:
+        return compile(function, backend=counted(function.__name__), dynamic=dynamic)  # options are inductor's
+
+    monkeypatch.setattr(torch, "compile", compile_counted)
     torch._dynamo.reset()
     return compiled

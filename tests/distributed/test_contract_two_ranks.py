@@ -9,7 +9,11 @@ from launch import of, run_scenarios
 from rank_scenarios_contract import scenario_names
 
 #: With a loss scale those that read it alone; all of them on GPUs.
-NAMES = [*scenario_names("ddp", "fsdp2"), *(f"fsdp2/16-mixed/{name}" for name in ("GradClip", "GradSpikeSkip"))]
+NAMES = [
+    *scenario_names("ddp", "fsdp2"),
+    *(f"fsdp2/16-mixed/{name}" for name in ("GradClip", "GradSpikeSkip")),
+    *("rare/ddp", "rare/fsdp2"),
+]
 
 
 @pytest.fixture(scope="module")

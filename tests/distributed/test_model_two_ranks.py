@@ -21,6 +21,7 @@ NAMES = [
     "predivided_fsdp2",
     "gradients_of_40000_in_fp16",
     "summands_of_4000_in_fp16_shards",
+    "norms_in_bf16_mixed",
 ]
 
 
@@ -75,3 +76,10 @@ def test_a_sum_that_fp16_cannot_hold_is_divided_before(result: dict[str, Any]) -
 def test_shards_too_are_divided_before_a_sum_that_fp16_cannot_hold(result: dict[str, Any]) -> None:
     assert result["means"] == {"1.0": float("inf"), "32.0": 4000.0}
     assert result["contributions"] == [["torch.float16", 4000.0], ["torch.float16", 4000.0 / 32]]
+
+
+@of("norms_in_bf16_mixed")
+def test_norms_are_fp32_under_fsdp2_and_cast_under_fsdp_as_the_docs_say(result: dict[str, Any]) -> None:
+    assert result["fsdp2"] == [["torch.float32", "torch.bfloat16"]]
+    assert result["fsdp"] == [["torch.bfloat16", "torch.bfloat16"]]
+    assert result["stored"] == "torch.float32"

@@ -21,8 +21,7 @@ from lit_stable.callbacks import AccumulationWindows, Event, Progress, SafeCheck
 from lit_stable.callbacks.event_ring import LAG
 
 SAVE_POINTS = ("before_first_step", "mid_window", "step_boundary")
-#: In a run of two epochs. Within a window only where no epoch ends after it: Lightning counts the batches that are
-#: replayed, so that one would end too early.
+#: In a run of two epochs.
 RARE_POINTS = ("after_fit", "epoch_end", "in_validation", "at_exception")
 
 
@@ -30,8 +29,8 @@ class SaveAtPoints(Callback):
     """Saves once at each of some points.
 
     Of ``SAVE_POINTS``: before any step, within the second (it has the spike), and after that. Of ``RARE_POINTS``: at
-    the end of the first epoch, in a validation (within the fifth step, or after the second), and when the run fails
-    within the fifth.
+    the end of the first epoch, in a validation (within the second step, or after it), and when the run fails within the
+    fifth.
     """
 
     def __init__(self, folder: Path, points: tuple[str, ...] = SAVE_POINTS) -> None:
@@ -53,7 +52,7 @@ class SaveAtPoints(Callback):
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
         progress = Progress.of(trainer)
-        if progress.steps == (4 if progress.pending_samples else 2):
+        if progress.steps == (1 if progress.pending_samples else 2):
             self._save(trainer, "in_validation")
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:

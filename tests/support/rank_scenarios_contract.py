@@ -9,7 +9,7 @@ from pathlib import Path
 
 import rank_scenarios
 from contract_entries import groups
-from contract_fits import QuickRuns, Runs, gathered
+from contract_fits import QuickRuns, RareRuns, Runs, gathered
 from contract_project import Host
 from contract_promises import broken
 from rank_scenarios import SCENARIOS, main
@@ -22,9 +22,27 @@ def scenario_names(*strategies: str, precision: str = "32-true") -> list[str]:
     return [f"{strategy}/{precision}/{group}" for strategy in strategies for group in groups(strategy)]
 
 
+#: Callbacks of which each can act beside the others; those that watch are with them.
+TOGETHER = (
+    *("BatchSizeWarmup", "GradClip", "GradSpikeSkip", "LROverride", "LayerNormFreeze", "ScriptedSkip", "UpdateClip"),
+    *groups("fsdp2")["watchers"],
+)
+
+
 def contract(strategy: str, precision: str, group: str) -> dict[str, list[str]]:
     """By promise what is wrong with it on each rank; nothing for one that is kept."""
-    by_rank = gathered(_broken(strategy, precision, group))
+    return _of_both(_broken(strategy, precision, group))
+
+
+def rare_saves(strategy: str) -> dict[str, list[str]]:
+    """Likewise, saved in a validation, at an epoch's end, at an exception and after the fit; of several at once."""
+    folder = Path(os.environ["SCENARIO_FOLDER"]) / f"{strategy}-rare"
+    host = Host(strategy, 2, rank_scenarios.ACCELERATOR)
+    return _of_both(broken(RareRuns(TOGETHER, host, folder)))
+
+
+def _of_both(wrong_here: dict[str, str]) -> dict[str, list[str]]:
+    by_rank = gathered(wrong_here)
     promises = sorted({promise for wrong in by_rank for promise in wrong})
     return {promise: [wrong.get(promise, "") for wrong in by_rank] for promise in promises}
 
@@ -43,6 +61,8 @@ def _broken(strategy: str, precision: str, group: str) -> dict[str, str]:
 for precision in PRECISIONS:
     for scenario in scenario_names("ddp", "fsdp", "fsdp2", precision=precision):
         SCENARIOS[scenario] = functools.partial(contract, *scenario.split("/"))
+for strategy in ("ddp", "fsdp2"):
+    SCENARIOS[f"rare/{strategy}"] = functools.partial(rare_saves, strategy)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @of(*SPLIT)
 def test_two_tensor_parallel_ranks_that_recompute_are_one_device(result: dict[str, Any]) -> None:
-    assert result["steps"] == len(result["rows"])
+    assert result["steps"] == len(result["rows"]) >= 12
     torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(result["alone"]), rtol=1e-5, atol=1e-6)
     assert result["weights"] < 1e-5
     assert len(result["gradients"]) >= 15
@@ -38,7 +38,7 @@ def test_two_tensor_parallel_ranks_that_recompute_are_one_device(result: dict[st
 
 
 @of("split_plain")
-def test_the_longest_comparison_has_twenty_steps(result: dict[str, Any]) -> None:
+def test_the_longest_comparison_of_runs_left_to_themselves_has_twenty_steps(result: dict[str, Any]) -> None:
     assert result["steps"] == 20
 
 

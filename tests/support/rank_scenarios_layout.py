@@ -14,8 +14,18 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
 from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
-from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, Fit, equal_bits, fit, largest_difference, tiny_module
+from tiny_gpt_run import (
+    GLOBAL_BATCH,
+    MICRO_BATCH,
+    Fit,
+    equal_bits,
+    fit,
+    largest_difference,
+    tiny_module,
+    whole_weights,
+)
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -42,8 +52,9 @@ def fit4(mesh: MeshOptions, strategy: str = "fsdp2", **options: Any) -> Fit:
 
 
 #: Models that between them have every option that is split, that sees a part of the heads, or that the gradient of a
-#: copy depends on; (steps, z-loss, options). Four steps, because some of them make more of a rounding with every step:
-#: one process with weights moved by a unit in the last place is 1e-5 from itself at step 5 of "per_head".
+#: copy depends on; (steps left to themselves, z-loss, options). Four, because some of them make more of a rounding with
+#: every step: one process with weights moved by a unit in the last place is 1e-5 from itself at step 5 of "per_head".
+#: From there to the twelfth, each step begins with the weights that one process had there.
 SPLIT_MODELS: dict[str, tuple[int, float, dict[str, Any]]] = {
     "plain": (20, 0.0, {**ALL_KINDS, "mlp": "swiglu", "d_ff": 64}),
     "per_head": (
@@ -82,7 +93,7 @@ def split_fit(model: str, recompute: bool = False) -> dict[str, Any]:
     """Options of a fit with dropout whose windows are short, since splitting tiny matrices is slow."""
     steps, z_loss, options = SPLIT_MODELS[model]
     module = tiny_module(recompute=recompute, z_loss=z_loss, n_layer=2, dropout=0.1, **options)
-    return {"module": module, "steps": steps, "windows": AccumulationWindows(4, MICRO_BATCH)}
+    return {"module": module, "steps": max(steps, 12), "windows": AccumulationWindows(4, MICRO_BATCH)}
 
 
 def leave_alone(folder: Path, accelerator: str = "cpu") -> None:
@@ -90,20 +101,37 @@ def leave_alone(folder: Path, accelerator: str = "cpu") -> None:
     for model in SPLIT_MODELS:
         gradients = Gradients()
         alone = fit(accelerator=accelerator, callbacks=(gradients,), **split_fit(model))
-        left = {"rows": alone.rows, "weights": alone.weights, "gradients": gradients.steps}
+        left = {"rows": alone.rows, "weights": [*gradients.weights, alone.weights], "gradients": gradients.steps}
         torch.save(left, folder / f"{model}.pt")
 
 
 class Gradients(Callback):
-    """Every gradient of every step, whole, as the optimizer finds it."""
+    """Every gradient of every step and the weights before it, whole, as the optimizer finds them."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, torch.Tensor]] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Any) -> None:
         grads = {name: parameter.grad for name, parameter in pl_module.named_parameters()}
         whole = {name: g.full_tensor() if hasattr(g, "full_tensor") else g for name, g in grads.items()}
         self.steps.append({name: g.cpu().clone() for name, g in whole.items()})
+        self.weights.append(whole_weights(pl_module))
+
+
+class SetWeights(Callback):
+    """After so many steps, begin every step with given weights."""
+
+    def __init__(self, weights: list[dict[str, torch.Tensor]], after: int) -> None:
+        self.weights, self.after = weights, after
+        self.reached: dict[str, torch.Tensor] | None = None  # by itself
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        progress = Progress.of(trainer)
+        if progress.steps >= self.after and progress.pending_samples == MICRO_BATCH:
+            self.reached = self.reached or whole_weights(pl_module)
+            options = StateDictOptions(full_state_dict=True, strict=False)
+            set_model_state_dict(pl_module, dict(self.weights[progress.steps]), options=options)
 
 
 # -- two processes ---------------------------------------------------------------------------------------------------
@@ -112,8 +140,9 @@ class Gradients(Callback):
 def _split(model: str) -> dict[str, Any]:
     """All steps, blocks recomputed, beside those that one process left in a file before the launch."""
     alone = torch.load(Path(os.environ["SCENARIO_FOLDER"]) / f"{model}.pt")
-    gradients = Gradients()
-    run = fit2("fsdp2", mesh=TENSOR, callbacks=(gradients,), **split_fit(model, recompute=True))
+    gradients, free = Gradients(), SPLIT_MODELS[model][0]
+    weights = SetWeights(alone["weights"], free)
+    run = fit2("fsdp2", mesh=TENSOR, callbacks=(gradients, weights), **split_fit(model, recompute=True))
     pairs = list(zip(gradients.steps, alone["gradients"], strict=True))
     apart = {name: max(apart_of(name, *pair) for pair in pairs) for name in gradients.steps[0]}
     return {
@@ -121,7 +150,7 @@ def _split(model: str) -> dict[str, Any]:
         "alone": alone["rows"],
         "gradients": apart,
         "zero": sorted(name for name in apart if not any(mine[name].any() for mine, _ in pairs)),
-        "weights": largest_difference(run.weights, alone["weights"]),
+        "weights": largest_difference(weights.reached or run.weights, alone["weights"][free]),
         "steps": len(gradients.steps),
         "copies": copies_agree(run),
     }

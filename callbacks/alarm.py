@@ -30,7 +30,8 @@ class Alarm(StabilityCallback):
 
     Rank 0 delivers, in a thread of its own: training never waits for it, and what fails is one warning. A command gets
     the event as JSON on its standard input; a webhook gets it as the body of a POST, with ``text`` for a chat. JSON
-    has ``step``, ``kind``, ``evidence``, ``text`` (one sentence), ``run`` (its folder) and ``suppressed``.
+    has ``step``, ``kind``, ``evidence``, ``samples`` (stream indices: the first, and the one behind the last), ``text``
+    (one sentence), ``run`` (its folder) and ``suppressed``.
 
     At most one delivery begins in ``every_seconds``; what comes sooner is counted in the next one's ``suppressed``.
 
@@ -97,7 +98,6 @@ class Alarm(StabilityCallback):
             return
         folder = self._events.folder if self._events is not None else None
         message = {**plain(asdict(event)), "text": event.sentence(), "run": str(folder or "")}
-        message.pop("samples")
         message["suppressed"], self._suppressed, self._last = self._suppressed, 0, now
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._deliver_all, name="alarm", daemon=True)

@@ -185,7 +185,7 @@ class Detectors(StabilityCallback):
         for detector in self._detectors:
             for event in detector.observe(step, values):
                 self._count += 1
-                emit(trainer, replace(event, samples=None if window is None else list(range(*window))))
+                emit(trainer, replace(event, samples=None if window is None else list(window)))
         for _, listener in sorted(self.listeners.items()):
             listener(step, values)
 

@@ -30,7 +30,7 @@ class Event:
     evidence: dict[str, Any]
     """The numbers and names behind it: strings, numbers, lists and dicts of those."""
     samples: list[int] | None = None
-    """Stream indices of the samples concerned, where they are known."""
+    """The samples concerned, where they are known: the first one's stream index, and the one behind the last."""
     rank: int | None = None
     """The one rank that knows of it; ``None``: every rank does, so that all may act on it alike."""
     text: str | None = None

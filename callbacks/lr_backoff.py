@@ -123,7 +123,7 @@ class LRBackoff(StabilityCallback):
         self._events = []
 
     def state_dict(self) -> dict[str, Any]:
-        waiting = [{**asdict(event), "samples": None} for event in self._events]
+        waiting = [asdict(event) for event in self._events]
         return {"factor": self.rate_factor, "last_cut": self._last_cut, "events": waiting}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class Heard:
         """Plain numbers."""
         return {
             "rows": [list(row) for row in self._rows],
-            "events": [{**asdict(event), "samples": None} for event in self._events],
+            "events": [asdict(event) for event in self._events],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -45,12 +45,12 @@ class SpikeEvent(NamedTuple):
         return f"step {self.step}: {done}: {SIGNALS[self.signal]} {value:.4g} is {found}{end}"
 
     def told(self, acts: bool, samples: Sequence[int]) -> Event:
-        """The same for all who listen; ``samples``: first stream position of the step, and the one after its last."""
+        """The same for all who listen; ``samples``: first stream index of the step, and the one behind its last."""
         kind = "overflow" if self.cause == CAUSES[OVERFLOW] else "skipped_step" if self.skipped else "accepted_spike"
         evidence = {"signal": self.signal, "cause": self.cause, "norm": self.norm, "threshold": self.threshold}
         evidence.update({} if self.loss is None else {"loss": self.loss}, acted=acts)
         text = f"GradSpikeSkip: {self.sentence(acts)}"
-        return Event(self.step, kind, evidence, list(range(*samples)), text=text)
+        return Event(self.step, kind, evidence, list(samples), text=text)
 
 
 class TooManySkips(RuntimeError):

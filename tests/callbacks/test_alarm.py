@@ -20,7 +20,9 @@ def fit(alarm: Alarm, *kinds: str) -> None:
     """A run in which these events happen, one a step."""
 
     def happen(trainer: Any, *rest: Any) -> None:
-        emit(trainer, Event(trainer.global_step, kinds[trainer.global_step - 1], {"value": float("nan")}, samples=[1]))
+        emit(
+            trainer, Event(trainer.global_step, kinds[trainer.global_step - 1], {"value": float("nan")}, samples=[1, 3])
+        )
 
     trainer = quiet_trainer(alarm, Watch("on_train_batch_end", happen), max_steps=len(kinds))
     with warnings.catch_warnings():
@@ -43,6 +45,7 @@ def test_a_command_gets_each_event_as_json(tmp_path: Path) -> None:
     fit(Alarm(command=keep_in(tmp_path / "out"), every_seconds=0.0), "spike", "plateau")
     first, second = map(json.loads, (tmp_path / "out").read_text().splitlines())
     assert (first["step"], first["kind"], first["evidence"]) == (1, "spike", {"value": "nan"})
+    assert first["samples"] == [1, 3]
     assert first["text"] == "step 1: spike: value nan"
     assert (second["kind"], second["suppressed"]) == ("plateau", 0)
 

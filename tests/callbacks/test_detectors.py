@@ -36,7 +36,7 @@ def test_a_spike_is_told_with_its_step_and_samples(tmp_path: Path) -> None:
     assert {(e.step, e.kind, e.evidence["signal"]) for e in found} == {
         *((10, "spike", "loss"), (10, "spike", "grad_norm")),
     }
-    assert [e.samples for e in found] == [[18, 19]] * 2
+    assert [e.samples for e in found] == [[18, 20]] * 2
     assert [key for key, *_ in own.texts] == ["events/spike"] * 2
 
 

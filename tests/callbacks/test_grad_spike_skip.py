@@ -409,8 +409,8 @@ def test_what_a_save_brings_to_the_host_is_told_before_it_and_never_again(lag: i
 
     straight = told("straight")
     assert [(e.kind, e.step, e.samples, e.evidence["acted"]) for e in straight] == [
-        ("skipped_step", 3, [4, 5], True),
-        ("skipped_step", 5, [8, 9], True),
+        ("skipped_step", 3, [4, 6], True),
+        ("skipped_step", 5, [8, 10], True),
     ]
     known: list[int] = []
     path = tmp_path / "saving" / "events.jsonl"

@@ -28,6 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "loaders_of_unequal_length",
         "loaders_that_run_dry",
         "batches_of_unequal_size",
+        "batches_of_a_sampler_of_our_own",
         "what_one_rank_alone_would_refuse",
     ]
     found = run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_warmups.py")
@@ -110,6 +111,19 @@ def test_ranks_count_alike_what_differs_from_one_to_the_other(results: dict[str,
     steps = [0, 1, 1, 2, 2, 3, 3, 4]  # of 2 micro-batches of 1 + 3 samples
     assert found["marks"] == [[[step, 8 * step, 8 * WIDTH * step] for step in steps]] * 2
     assert found["validated"] == [[2, 3, 4]] * 2  # 64, 96 and 128 tokens; also the last
+
+
+def test_a_batch_sampler_of_our_own_is_left_as_it_is_and_shards_by_itself(results: dict[str, Any]) -> None:
+    found = results["batches_of_a_sampler_of_our_own"]
+    first, second = ([place for pair in zip(*epoch, strict=True) for place in pair] for epoch in halves(found["read"]))
+    assert sorted(first) == sorted(second) == list(range(6))  # no item on both ranks
+    assert first != second
+    assert all("set `Trainer(use_distributed_sampler=False)`" in line for line in found["refusal"])
+
+
+def halves(by_rank: list[list[int]]) -> list[list[list[int]]]:
+    """The first three batches of each rank, and the last three."""
+    return [[own[:3] for own in by_rank], [own[3:] for own in by_rank]]
 
 
 def test_what_one_rank_alone_would_refuse_is_refused_by_all(results: dict[str, Any]) -> None:

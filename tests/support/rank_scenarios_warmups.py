@@ -11,7 +11,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
-from tiny_fit import TinyModule, Watch, quiet_trainer, sample
+from tiny_fit import WIDTH, TinyModule, Watch, quiet_trainer, sample
 from tiny_gpt_run import (
     GLOBAL_BATCH,
     LENGTH,
@@ -27,6 +27,7 @@ from lit_stable.callbacks import (
     AccumulationWindows,
     BatchSizeWarmup,
     Progress,
+    ResumingBatches,
     SequenceLengthWarmup,
     ValidateEverySteps,
 )
@@ -171,6 +172,24 @@ def batches_of_unequal_size() -> dict[str, Any]:
     options = {**TWO, "max_steps": 4, "max_epochs": -1, "check_val_every_n_epoch": None, "accumulate_grad_batches": 2}
     quiet_trainer(every, watch, **options).fit(module, without_length(9, rows=1 + 2 * rank()), batches(1))
     return {"marks": from_all(seen), "validated": from_all(module.validated_after)}
+
+
+@scenario
+def batches_of_a_sampler_of_our_own() -> dict[str, Any]:
+    """Two epochs of six items; and what Lightning says where it is to put a sampler of its own into ours."""
+    read: list[int] = []
+    items = [[torch.full((WIDTH,), float(i))] for i in range(6)]
+
+    def fit(**options: Any) -> None:
+        watch = Watch("on_train_batch_start", lambda trainer, batch, *rest: read.append(int(batch[0, 0])))
+        trainer = quiet_trainer(Progress(), watch, **{**TWO, "max_steps": 6, "max_epochs": -1, **options})
+        sampler = ResumingBatches(trainer, len(items), 1, seed=1)
+        trainer.fit(TinyModule(), DataLoader(items, batch_sampler=sampler, collate_fn=lambda some: some[0][0][None]))  # type: ignore[arg-type]
+
+    fit()
+    with pytest.raises(TypeError) as error:
+        fit(use_distributed_sampler=True)
+    return {"read": from_all(read), "refusal": from_all(str(error.value))}
 
 
 @scenario

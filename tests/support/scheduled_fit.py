@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from lightning.pytorch import Callback
-from tiny_fit import TinyModule, adamw
+from tiny_fit import TinyData, TinyModule, adamw, quiet_trainer
 from torch.optim import lr_scheduler as schedulers
 
 from lit_stable.callbacks import EffectiveLR
+from lit_stable.callbacks import configured as configured_module
+from lit_stable.callbacks import events as events_module
+from lit_stable.callbacks import lr_override as override_module
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda k: 1 / (k + 1)),
@@ -51,3 +55,22 @@ class Rates(Callback):
         if effective := EffectiveLR.of(trainer).used:
             self.used.append(effective["lr"])
             self.outside.append(EffectiveLR.of(trainer).own["lr"])
+
+
+def fit(module: Any, *callbacks: Any, steps: int, resume: Any = None, save: Any = None) -> tuple[Any, Rates]:
+    """The trainer, and the rates of every step."""
+    rates = Rates()
+    trainer = quiet_trainer(EffectiveLR(), *callbacks, rates, max_steps=steps)
+    trainer.fit(module, TinyData(), ckpt_path=resume)
+    if save:
+        trainer.save_checkpoint(save)
+    return trainer, rates
+
+
+def take_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines that ``LROverride`` prints from now on."""
+    lines: list[str] = []
+    for module in (override_module, configured_module, events_module):
+        monkeypatch.setattr(module, "rank_zero_info", lines.append)
+    monkeypatch.setattr(configured_module, "rank_zero_warn", lines.append)
+    return lines

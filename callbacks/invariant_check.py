@@ -68,8 +68,6 @@ class InvariantCheck(Monitor):
         on_violation: Literal["raise", "tell"] = "raise",
     ) -> None:
         super().__init__(every_steps)
-        if on_violation not in ("raise", "tell"):
-            raise MisconfigurationException(f"`InvariantCheck(on_violation={on_violation!r})`: must be raise or tell.")
         self.tied, self.on_violation = tied, on_violation
         self._parameters: dict[str, nn.Parameter] = {}
         self._ties: list[list[str]] = []

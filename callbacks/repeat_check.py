@@ -69,8 +69,6 @@ class RepeatCheck(Monitor):
 
     def __init__(self, every_steps: int | None = 1000, on_violation: Literal["tell", "raise"] = "tell") -> None:
         super().__init__(every_steps)
-        if on_violation not in ("tell", "raise"):
-            raise MisconfigurationException(f"`RepeatCheck(on_violation={on_violation!r})`: must be tell or raise.")
         self.on_violation = on_violation
         self._calls = NetworkCalls()
         self._noise: float | None = None  # largest difference of a norm among sound passes; 0: passes are equal

@@ -79,8 +79,3 @@ def test_a_weight_in_no_group_or_in_two_is_refused_at_the_start(times: int, word
 
     with pytest.raises(MisconfigurationException, match=rf"net.0.weight is in {words} optimizer groups"):
         check(TinyModule(optimizer))
-
-
-def test_on_violation_takes_two_words() -> None:
-    with pytest.raises(MisconfigurationException, match=r"on_violation='stop'\)`: must be raise or tell"):
-        InvariantCheck(on_violation="stop")  # type: ignore[arg-type]

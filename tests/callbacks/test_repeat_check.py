@@ -12,7 +12,6 @@ from tiny_fit import TinyData, TinyModule, assert_same_bits, quiet_trainer, snap
 from torch import Tensor
 
 from lit_stable.callbacks import Events, InvariantViolation, RepeatCheck
-from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.events import Event, read_events
 
 #: Of steps without accumulation: each has one forward pass of its own, the first four more, the others two.
@@ -82,8 +81,3 @@ def test_it_ends_the_run_if_it_is_told_to(tmp_path: Path) -> None:
     module = Faulty("forward", lambda number, x: flipped(x) if number == SECOND[1] else x)
     with pytest.raises(InvariantViolation, match="step 2: the same micro-batch came out twice not the same on ranks"):
         check(tmp_path, module, on_violation="raise")
-
-
-def test_a_word_that_is_no_choice_is_refused() -> None:
-    with pytest.raises(MisconfigurationException, match="must be tell or raise"):
-        RepeatCheck(on_violation="stop")  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """How long before the loss does each alarm come, and does it come in runs that live: tiny GPTs, several seeds.
 
-    python benchmarks/alarm_lead.py                                  # trains; about a quarter of an hour on one core
+    python benchmarks/alarm_lead.py                                  # trains; a quarter of an hour on one core
     python benchmarks/alarm_lead.py --traces tests/traces/*.csv      # recorded runs of others, in seconds
 
 Nothing is made to go wrong. Every run is the quickstart at toy size without clipping, with the detectors at their

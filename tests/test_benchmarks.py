@@ -32,3 +32,12 @@ def test_every_callback_is_timed_alone_and_all_together(script: Any, tmp_path: P
     found = callbacks.variants(built, built.model, True, 0, 1)
     assert found.keys() == {callbacks.NOTHING, *callbacks.ALONE, callbacks.AGAIN, callbacks.ALL}
     assert found[callbacks.ALL].turn() > 0
+
+
+def test_the_lead_of_each_alarm_is_counted_to_the_loss_that_is_lost(script: Any) -> None:
+    alarm_lead = script("alarm_lead")
+    traces = sorted((FOLDER.parent / "tests" / "traces").glob("*.csv"))
+    page = alarm_lead.page([alarm_lead.replayed(path) for path in traces])
+    assert page[0].endswith("healthy: lives to step 1158")
+    assert page[2].endswith("dies: loss lost at step 3575")
+    assert page[-2] == "| slow_divergence | 1 | 1742 (1742 to 1742) | 0 |"

@@ -1,6 +1,8 @@
-"""One integer hash for every place that derives randomness from a position."""
+"""One integer hash for every place that derives randomness from a position, and torch's generators set to it."""
 
 from __future__ import annotations
+
+import torch
 
 _MASK = (1 << 64) - 1
 
@@ -23,3 +25,21 @@ def mix(*values: int) -> int:
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
         state ^= state >> 31
     return state
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Set the generators of a fit on ``device`` as ``torch.manual_seed`` does.
+
+    That one formats the stack for every kind of device that nothing has used yet, which in the depth of a fit costs
+    milliseconds each time. On other devices than CPUs and CUDA's it is called.
+
+    Args:
+        seed: At most 64 bits, as torch takes it.
+        device: Where the module is.
+    """
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(seed)
+        return
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)

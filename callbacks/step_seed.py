@@ -6,11 +6,9 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-
 from .base import StabilityCallback
 from .progress import Progress
-from .seeds import mix
+from .seeds import mix, seed_torch
 from .topology import data_parallel_rank
 
 if TYPE_CHECKING:
@@ -46,7 +44,7 @@ class StepSeed(StabilityCallback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         progress = Progress.of(trainer)
         value = mix(self.seed, progress.samples, progress.pending_samples, data_parallel_rank(trainer))
-        torch.manual_seed(value >> 1)  # also every CUDA generator; torch takes 63 bits
+        seed_torch(value >> 1, pl_module.device)  # which takes 63 bits
         random.seed(value)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(value & 0xFFFFFFFF)

@@ -11,6 +11,7 @@ from typing import Any
 # Before torch is imported: files run side by side on all cores, where threads of one would wait for those of others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import installed_once  # noqa: F401 - before Lightning
 import pytest
 import torch
 
@@ -44,7 +45,9 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     paths = [str(Path(__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` takes milliseconds for devices that are not there
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

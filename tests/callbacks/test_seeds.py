@@ -1,6 +1,11 @@
 from __future__ import annotations
 
-from lit_stable.callbacks.seeds import mix
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from lit_stable.callbacks.seeds import mix, seed_torch
 
 
 def test_mix_is_the_same_on_every_machine() -> None:
@@ -29,3 +34,30 @@ def test_mix_flips_half_of_the_bits_when_one_bit_of_one_value_changes() -> None:
     flips = [(mix(7, 9, 11) ^ mix(7, 9 ^ (1 << bit), 11)).bit_count() for bit in range(64)]
     # 64 draws of a Binomial(64, 1/2) mean: standard deviation 0.5.
     assert abs(sum(flips) / 64 - 32) < 2.5
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+@pytest.mark.parametrize("seed", [0, 5, (1 << 63) - 1])
+def test_torch_draws_what_its_own_function_makes_it_draw(device: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    expected = torch.rand(4)
+    seed_torch(seed, torch.device(device))
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_cuda_is_seeded_where_it_is_in_use() -> None:
+    with patch("torch.cuda.is_initialized", return_value=True), patch("torch.cuda.manual_seed_all") as seeded:
+        seed_torch(5, torch.device("cuda"))
+    seeded.assert_called_once_with(5)
+
+
+def test_a_device_of_another_kind_is_left_to_torch() -> None:
+    with patch("torch.manual_seed") as seeded:
+        seed_torch(5, torch.device("xpu"))
+    seeded.assert_called_once_with(5)
+
+
+def test_no_stack_is_formatted_for_devices_that_nothing_uses() -> None:
+    with patch("traceback.format_stack") as formatted:
+        seed_torch(5, torch.device("cpu"))
+    formatted.assert_not_called()

@@ -24,6 +24,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+import installed_once  # noqa: F401 - before Lightning
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.pytorch.utilities.rank_zero import rank_zero_only

@@ -14,35 +14,48 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Script
 
 FOLDER = Path(__file__).parents[2] / "examples" / "own_project"
 CLIPPED = {"stability/clip_frac", "stability/clip_level", "stability/grad_norm"}
 SKIPPED = {"stability/spike_score", "stability/spikes", "stability/overflows", "progress/skipped", "progress/samples"}
 
 
+class Started:
+    """``python SCRIPT WORDS`` in an interpreter of its own, as a ``Script`` is in a fork of one."""
+
+    def __init__(self, script: Path, words: list[str], environ: dict[str, str], folder: Path) -> None:
+        out = subprocess.PIPE
+        command = [sys.executable, str(script), *words]
+        self._process = subprocess.Popen(command, cwd=folder, env=environ, stdout=out, stderr=subprocess.STDOUT)
+
+    def said(self, timeout: float) -> str:
+        output = self._process.communicate(timeout=timeout)[0].decode()
+        assert self._process.returncode == 0, output[-4000:]
+        return output
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
 class Run:
-    """A documented command, under way in a folder of its own."""
+    """A documented command, under way in a folder of its own.
+
+    One of the other namespace has an interpreter of its own: forks have Lightning's and our callbacks imported before.
+    """
 
     def __init__(self, command: str, folder: Path) -> None:
         script, *arguments = command.split()
         assert f"python {command}" in (FOLDER / script).read_text(), "the file's first lines say how it is run"
         arguments = [str(FOLDER / a) if a.endswith(".yaml") else a for a in arguments]
         path = os.pathsep.join([str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.command, self.folder = command, folder
-        self._process = subprocess.Popen(
-            [sys.executable, str(FOLDER / script), *arguments],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self.folder = folder
+        start = Started if script.startswith("pytorch_lightning") else Script
+        self.process = start(FOLDER / script, arguments, {**os.environ, "PYTHONPATH": path}, folder)
 
     def said(self) -> str:
         """What it printed, when it is through."""
-        output, _ = self._process.communicate(timeout=600)
-        assert self._process.returncode == 0, f"{self.command}:\n{output[-4000:]}"
-        return output
+        return self.process.said(timeout=600)
 
     def logged(self, folder: str) -> dict[str, list[float]]:
         """Every metric's values, in order of the steps."""
@@ -66,13 +79,13 @@ COMMANDS = {  # each with the package that it needs
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
-    """All commands that do not wait for another, at once: each spends its time on imports."""
+    """All commands that do not wait for another, at once."""
     started = {name: command for name, command in COMMANDS.items() if find_spec(name.split(",")[0]) is not None}
     under_way = {name: Run(command, tmp_path_factory.mktemp(name)) for name, command in started.items()}
     under_way["bare"] = Run(BARE, tmp_path_factory.mktemp("plain"))
     yield under_way
     for run in under_way.values():
-        run._process.kill()
+        run.process.kill()
 
 
 def test_a_plain_project_is_begun_without_them_and_goes_on_with_them(runs: dict[str, Run]) -> None:

@@ -68,10 +68,33 @@ def _become(script: str, words: Sequence[str], environ: dict[str, str], folder: 
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
-    rank_zero_only.rank = fabric_rank_zero_only.rank = int(environ["RANK"])  # read from the environment at import
+    # Read from the environment at import.
+    rank_zero_only.rank = fabric_rank_zero_only.rank = int(environ.get("RANK", "0"))
     sys.argv = [script, *words]
     sys.path.insert(0, os.path.dirname(script))
     runpy.run_path(script, run_name="__main__")
+
+
+class Script:
+    """``python SCRIPT WORDS`` under way in a folder, on one rank."""
+
+    def __init__(self, script: Path, words: Sequence[str], environ: dict[str, str], folder: Path) -> None:
+        self.output = folder / f"{script.stem}.log"
+        self._process = _script(script, words, environ, folder, self.output)
+
+    def said(self, timeout: float) -> str:
+        """What it printed, when it is through; one that failed, or takes too long, fails the test."""
+        try:
+            ended = _watch([self._process], timeout)
+        finally:
+            self.kill()
+        text = self.output.read_text(errors="replace")
+        assert ended == "ended with 0", f"{ended}:\n{text[-4000:]}"
+        return text
+
+    def kill(self) -> None:
+        """With what it started, which is its session."""
+        _kill_session(self._process)
 
 
 def run_ranks(
@@ -87,22 +110,25 @@ def run_ranks(
         "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": "none",  # by which Lightning knows that ranks are there already
     }
-    _start_server(environ["PYTHONPATH"])
     ranks = []
     for rank in range(processes):
         own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        output = str(folder / "launch.log")
-        process = CONTEXT.Process(target=_become, args=(str(script), list(words), own, str(folder), output))
-        process.start()
-        ranks.append(process)
+        ranks.append(_script(script, words, own, folder, folder / "launch.log"))
     try:
         return _watch(ranks, timeout)
     finally:
         for process in ranks:
-            assert process.pid is not None
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with what it started, which is its session
-            _kill(process)
+            _kill_session(process)
+
+
+def _script(
+    script: Path, words: Sequence[str], environ: dict[str, str], folder: Path, output: Path
+) -> ForkServerProcess:
+    _start_server(environ["PYTHONPATH"])
+    arguments = (str(script), list(words), environ, str(folder), str(output))
+    process = CONTEXT.Process(target=_become, args=arguments)
+    process.start()
+    return process
 
 
 def _start_server(path: str) -> None:
@@ -131,6 +157,14 @@ def _watch(ranks: list[ForkServerProcess], timeout: float) -> str:
 def _kill(process: ForkServerProcess) -> None:
     process.kill()
     process.join()
+
+
+def _kill_session(process: ForkServerProcess) -> None:
+    """A process and what it started."""
+    assert process.pid is not None
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    _kill(process)
 
 
 def _free_port() -> int:

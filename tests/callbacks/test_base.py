@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import Script
 from hosts import Gan, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
@@ -157,13 +160,20 @@ def test_a_strangers_callback_that_would_be_saved_under_the_same_name_is_refused
             quiet_trainer(Progress(), ours).fit(TinyModule(), TinyData())
 
 
-@pytest.mark.parametrize("other_first", [True, False])
-def test_where_the_other_namespace_was_imported_first_its_class_is_among_our_bases(other_first: bool) -> None:
-    names = ["pytorch_lightning", "lit_stable.callbacks"]
-    code = f"import {', '.join(names if other_first else names[::-1])}\n" + (
-        "import lightning.pytorch\n"
-        "from lit_stable.callbacks import GradClip\n"
-        "print(issubclass(GradClip, pytorch_lightning.Callback), issubclass(GradClip, lightning.pytorch.Callback))"
-    )
+IMPORTS = """
+import {}, {}
+import lightning.pytorch
+from lit_stable.callbacks import GradClip
+print(issubclass(GradClip, pytorch_lightning.Callback), issubclass(GradClip, lightning.pytorch.Callback))
+"""
+
+
+def test_where_the_other_namespace_was_imported_first_its_class_is_among_our_bases() -> None:
+    code = IMPORTS.format("pytorch_lightning", "lit_stable.callbacks")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(other_first), "True"]
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_where_ours_were_imported_first_they_have_one_base(tmp_path: Path) -> None:
+    (script := tmp_path / "imports.py").write_text(IMPORTS.format("lit_stable.callbacks", "pytorch_lightning"))
+    assert Script(script, [], dict(os.environ), tmp_path).said().split() == ["False", "True"]

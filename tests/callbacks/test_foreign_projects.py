@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -142,26 +145,41 @@ trainer:
       init_args: {min_8bit_size: 1}
 """
 
-WITHOUT = "import sys\nsys.modules[{!r}] = None\n"
+
+@dataclass
+class Foreign:
+    """A project by what it calls Lightning and the callbacks, and the packages that it lacks."""
+
+    namespace: str
+    package: str
+    lacks: str | None = None
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir(parents=True)
+        (folder / "runs").mkdir()
+        shutil.copy(acting_project.__file__, folder)
+        path = ROOT
+        if self.package == "stability":  # copied as a user would, under another name
+            shutil.copytree(ROOT / "callbacks", folder / "stability", ignore=shutil.ignore_patterns("__pycache__"))
+            path = folder
+        first = f"import sys\nsys.modules[{self.lacks!r}] = None\n" if self.lacks else ""
+        code = first + PROJECT.replace("NAMESPACE", self.namespace).replace("PACKAGE", self.package)
+        texts = {
+            "words.json": json.dumps([str(path), "runs"]),
+            "project.py": code,
+            "project.yaml": YAML.replace("PACKAGE", self.package),
+            "cases.json": json.dumps({path_of(name): case(name) for name in ACTING}),
+        }
+        for name, text in texts.items():
+            (folder / name).write_text(text)
+        return folder
 
 
-def run_project(folder: Path, namespace: str, package: str, path: Path, first: str = "") -> str:
-    code = first + PROJECT.replace("NAMESPACE", namespace).replace("PACKAGE", package)
-    (folder / "project.py").write_text(code)
-    (folder / "project.yaml").write_text(YAML.replace("PACKAGE", package))
-    (folder / "cases.json").write_text(json.dumps({path_of(name): case(name) for name in ACTING}))
-    shutil.copy(acting_project.__file__, folder)
-    (folder / "runs").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "project.py", "runs"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return next(line for line in done.stdout.splitlines() if line.startswith("RAN"))
+PROJECTS = {
+    "copied": Foreign("lightning.pytorch", "stability", lacks="lit_stable"),
+    "other namespace": Foreign("pytorch_lightning", "lit_stable.callbacks"),
+    "stand-alone": Foreign("pytorch_lightning", "stability", lacks="lightning"),
+}
 
 
 def path_of(name: str) -> str:
@@ -176,27 +194,7 @@ def case(name: str) -> dict[str, Any]:
     return {"acts": entry.acts, "beside": beside, "width": entry.width, "logs": takes_action(name)}
 
 
-def copy_of_the_callbacks(folder: Path) -> Path:
-    """Copied as a user would, under another name."""
-    shutil.copytree(ROOT / "callbacks", folder / "stability", ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-def test_a_copy_of_the_folder_under_another_name_works_without_this_package(tmp_path: Path) -> None:
-    folder = copy_of_the_callbacks(tmp_path)
-    said = run_project(tmp_path, "lightning.pytorch", "stability", folder, first=WITHOUT.format("lit_stable"))
-    assert said == f"RAN {len(ACTING)} lightning"
-
-
-def test_they_work_in_a_trainer_of_the_other_namespace(tmp_path: Path) -> None:
-    said = run_project(tmp_path, "pytorch_lightning", "lit_stable.callbacks", ROOT)
-    assert said == f"RAN {len(ACTING)} lightning lit_stable pytorch_lightning"
-
-
-def test_they_work_where_only_the_stand_alone_packages_are_installed(tmp_path: Path) -> None:
-    folder = copy_of_the_callbacks(tmp_path)
-    said = run_project(tmp_path, "pytorch_lightning", "stability", folder, first=WITHOUT.format("lightning"))
-    assert said == f"RAN {len(ACTING)} pytorch_lightning"
+# -- a checkpoint of theirs, read where they are not -----------------------------------------------------------------
 
 
 def checkpoint_with_them(sharded: bool, path: Path) -> Any:
@@ -213,17 +211,67 @@ def checkpoint_with_them(sharded: bool, path: Path) -> Any:
     return bare_project.train(sharded, STEPS, [Watch("on_train_batch_end", save), *stability])
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_of_theirs_goes_on_where_this_package_cannot_be_imported(tmp_path: Path) -> None:
-    paths = [tmp_path / "whole.ckpt", tmp_path / "sharded.ckpt"]
-    straight = [checkpoint_with_them(sharded, path) for sharded, path in zip((False, True), paths, strict=True)]
-    assert paths[0].is_file()
-    assert paths[1].is_dir()
-    command = [sys.executable, bare_project.__file__, str(tmp_path / "results.json"), *map(str, paths)]
+def checkpoints(folder: Path) -> list[Path]:
+    """Of the whole and of the sharded run."""
+    return [folder / "whole.ckpt", folder / "sharded.ckpt"]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The last weights of both, which have saved."""
+    (folder := tmp_path_factory.getbasetemp() / "foreign" / "bare").mkdir(parents=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pairs = zip((False, True), checkpoints(folder), strict=True)
+        return [bare_project.weights(checkpoint_with_them(sharded, path)) for sharded, path in pairs]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, straight: list[Any]) -> dict[str, Path]:
+    """Of each project after its run: one interpreter has imported what they have in common, each is a fork of it."""
+    around = tmp_path_factory.getbasetemp() / "foreign"
+    folders = {name: project.write(around / name.replace(" ", "_")) for name, project in PROJECTS.items()}
+    folders["bare"] = around / "bare"
+    shutil.copy(bare_project.__file__, folders["bare"] / "project.py")
+    words = ["", "results.json", *map(str, checkpoints(folders["bare"]))]
+    (folders["bare"] / "words.json").write_text(json.dumps(words))
     launched_as = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")  # of the sharded run here
-    env = {name: value for name, value in os.environ.items() if name not in launched_as}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    results = json.loads((tmp_path / "results.json").read_text())
-    for trainer, result in zip(straight, results, strict=True):
-        assert result == {"steps": STEPS, "weights": bare_project.weights(trainer)}
+    elsewhere = {name: value for name, value in os.environ.items() if name not in launched_as}
+    script = Path(acting_project.__file__).with_name("foreign_forks.py")
+    environ = {**elsewhere, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, script, *folders.values()], cwd=around, env=environ, check=True, timeout=600)
+    return folders
+
+
+def said(folder: Path) -> str:
+    return (folder / "said").read_text() + "ended with " + (folder / "ended").read_text()
+
+
+def imported(folder: Path) -> str:
+    """The packages that a project had imported at its end; all it asserts held."""
+    found = re.search(rf"^RAN {len(ACTING)} (.*)\nended with 0$", said(folder), re.MULTILINE)
+    assert found, said(folder)[-3000:]
+    return found[1]
+
+
+def test_a_copy_of_the_folder_under_another_name_works_without_this_package(folders: dict[str, Path]) -> None:
+    assert imported(folders["copied"]) == "lightning"
+
+
+def test_they_work_in_a_trainer_of_the_other_namespace(folders: dict[str, Path]) -> None:
+    assert imported(folders["other namespace"]) == "lightning lit_stable pytorch_lightning"
+
+
+def test_they_work_where_only_the_stand_alone_packages_are_installed(folders: dict[str, Path]) -> None:
+    assert imported(folders["stand-alone"]) == "pytorch_lightning"
+
+
+def test_a_checkpoint_of_theirs_goes_on_where_this_package_cannot_be_imported(
+    straight: list[Any], folders: dict[str, Path]
+) -> None:
+    whole, sharded = checkpoints(folders["bare"])
+    assert whole.is_file()
+    assert sharded.is_dir()
+    assert said(folders["bare"]).endswith("ended with 0"), said(folders["bare"])[-3000:]
+    results = json.loads((folders["bare"] / "results.json").read_text())
+    assert results == [{"steps": STEPS, "weights": weights} for weights in straight]

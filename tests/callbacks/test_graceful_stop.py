@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Script
 from hosts import Manual, loader
 from tiny_fit import TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot, train_more
 
@@ -209,11 +208,10 @@ sys.exit(128 + stop.signal if stop.signal else 0)
 
 @either_signal
 def test_a_process_can_exit_with_128_plus_the_signal(number: int, tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "support")])}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path), str(int(number))], env=environment, check=False)
-    assert done.returncode == 128 + number
-    assert os.listdir(tmp_path) == ["stopped-step=3.ckpt"]
+    (script := tmp_path / "stops.py").write_text(SCRIPT)
+    (folder := tmp_path / "checkpoints").mkdir()
+    Script(script, [str(folder), str(int(number))], dict(os.environ), tmp_path).said(code=128 + number)
+    assert os.listdir(folder) == ["stopped-step=3.ckpt"]
 
 
 def test_a_run_whose_steps_lightning_does_not_count_stops_after_the_batch(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ class Started:
         command = [sys.executable, str(script), *words]
         self._process = subprocess.Popen(command, cwd=folder, env=environ, stdout=out, stderr=subprocess.STDOUT)
 
-    def said(self, timeout: float) -> str:
-        output = self._process.communicate(timeout=timeout)[0].decode()
+    def said(self) -> str:
+        output = self._process.communicate(timeout=600)[0].decode()
         assert self._process.returncode == 0, output[-4000:]
         return output
 
@@ -55,7 +55,7 @@ class Run:
 
     def said(self) -> str:
         """What it printed, when it is through."""
-        return self.process.said(timeout=600)
+        return self.process.said()
 
     def logged(self, folder: str) -> dict[str, list[float]]:
         """Every metric's values, in order of the steps."""

@@ -82,14 +82,13 @@ class Script:
         self.output = folder / f"{script.stem}.log"
         self._process = _script(script, words, environ, folder, self.output)
 
-    def said(self, timeout: float) -> str:
-        """What it printed, when it is through; one that failed, or takes too long, fails the test."""
-        try:
-            ended = _watch([self._process], timeout)
-        finally:
-            self.kill()
+    def said(self, timeout: float = 600, code: int = 0) -> str:
+        """What it printed, when it is through; one that ends otherwise, or takes too long, fails the test."""
+        self._process.join(timeout)
+        ended = self._process.exitcode
+        self.kill()
         text = self.output.read_text(errors="replace")
-        assert ended == "ended with 0", f"{ended}:\n{text[-4000:]}"
+        assert ended == code, f"ended with {ended}:\n{text[-4000:]}"
         return text
 
     def kill(self) -> None:

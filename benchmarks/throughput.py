@@ -28,6 +28,7 @@ from turns import Stopwatch, Variant, build, device_name, ratios, take_turns
 from lit_stable.strategies import fsdp1, fsdp2
 
 OURS, PLAIN, LITGPT = "lit-stable fit", "plain loop", "LitGPT's model"
+UNCOUNTED = 12  # steps of a turn of ours: in the tenth Lightning makes its records of what is logged
 EIGHT_BIT, WHOLE = f"{OURS}, EightBitAdam", f"{OURS}, model.compile whole"
 RECIPES: dict[str, tuple[str, Shape, dict[str, Any]]] = {
     "124m": ("gpt2_124m", Shape(12, 12, 768, 1024, 32), {}),
@@ -47,7 +48,7 @@ def fit(size: str, root: str, counted: int, *fragments: str, **changed: str) -> 
     one = {"data.global_batch": shape.micro_batch, "trainer.log_every_n_steps": 10}
     with contextlib.redirect_stdout(io.StringIO()):
         cli = build([recipe, "stability/grad_spike_skip", *fragments], root, **options, **one, **changed)
-    stopwatch = Stopwatch(12, counted)  # Lightning makes its records of what is logged in the tenth
+    stopwatch = Stopwatch(UNCOUNTED, counted)
     cli.trainer.callbacks.append(stopwatch)
     return Variant(cli.trainer, cli.model, cli.datamodule, stopwatch)
 

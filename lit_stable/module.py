@@ -231,6 +231,12 @@ class GPTModule(ModelFacts):
         log_number(self, "lr", optimizer.param_groups[0]["lr"])
         log_number(self, "step", Progress.of(self.trainer).steps)  # the loggers' x axis
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if Progress.of(self.trainer).pending_samples == 0:  # callbacks have seen them: this hook is behind theirs
+            for optimizer in self.trainer.optimizers:
+                # Lightning would keep gradients through the next forward pass, where memory is dearest.
+                optimizer.zero_grad(set_to_none=True)
+
     # -- validation --------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:

@@ -519,3 +519,14 @@ def test_compiled_whole_it_is_one_graph_and_computes_the_same(monkeypatch):
 def test_what_is_sharded_is_not_compiled_whole():
     with pytest.raises(MisconfigurationException, match=r"model\.compile=whole under FSDP2Strategy: .* set .* to on"):
         fit("fsdp2", steps=1, module=tiny_module(compile="whole"))
+
+
+def test_gradients_are_gone_before_the_next_forward_pass():
+    seen = set()
+
+    def look(trainer, batch, number):
+        kept = any(p.grad is not None for p in trainer.lightning_module.parameters())
+        seen.add((number % (GLOBAL_BATCH // MICRO_BATCH) > 0, kept))  # within a window
+
+    fit(steps=3, callbacks=(Watch("on_train_batch_start", look),))
+    assert seen == {(False, False), (True, True)}

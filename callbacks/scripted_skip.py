@@ -81,10 +81,6 @@ class ScriptedSkip(StabilityCallback):
                 ranges.append((first, last + 1))
             except ValueError as error:
                 problems.append(f"`ScriptedSkip(steps={request!r})`: {error}")
-        choices = {"schedule_on_skip": (schedule_on_skip, "advance", "hold"), "action": (action, "act", "log")}
-        for name, (value, *allowed) in choices.items():
-            if value not in allowed:
-                problems.append(f"`ScriptedSkip({name}={value!r})`: must be {' or '.join(allowed)}.")
         if problems:
             raise MisconfigurationException("\n".join(problems))
         self._edges = [edge for both in merge_ranges(ranges) for edge in both]

@@ -8,7 +8,24 @@ from .base import MisconfigurationException, StabilityCallback, rank_zero_warn
 from .private_names import begin_epoch_anew_if_full, replay_window
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import LightningModule, Trainer
+
+
+def refuse_counters_that_came_too_late(trainer: Trainer) -> None:
+    """Raise where counters that stand at 0 meet a run that has begun."""
+    if trainer.global_step:
+        raise MisconfigurationException(
+            f"`Progress` begins at 0 and the trainer stands at step {trainer.global_step} already: it was installed"
+            " too late to be restored; put `Progress()` into the trainer's callbacks."
+        )
+
+
+def batches_taken_elsewhere(module: LightningModule) -> MisconfigurationException:
+    """What is said to a ``training_step`` that fetches its own batches."""
+    return MisconfigurationException(
+        f"`{type(module).__name__}.training_step(dataloader_iter)`: takes its batches itself, so none can be counted"
+        " before it is trained on; take (batch, batch_idx)."
+    )
 
 
 def refuse_state_of_another_run(trainer: Trainer) -> None:

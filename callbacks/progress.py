@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, find_or_install, was_logging_step
+from . import begun_fit
+from .base import StabilityCallback, find_or_install, was_logging_step
 from .batch_tensors import samples_and_tokens
-from .begun_fit import mend_place_in_epoch, refuse_state_of_another_run, tell_of_a_loader_that_begins_anew
 from .foreign_checkpoint import UncountedRun
 from .host_agreement import HostAgreement
 from .open_window import OpenWindow
@@ -193,17 +193,14 @@ class Progress(StabilityCallback):
         self._before_evaluation = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        refuse_state_of_another_run(trainer)
-        if trainer.global_step and not self.steps:
-            raise MisconfigurationException(
-                f"`Progress` begins at 0 and the trainer stands at step {trainer.global_step} already: it was installed"
-                " too late to be restored; put `Progress()` into the trainer's callbacks."
-            )
+        begun_fit.refuse_state_of_another_run(trainer)
+        if not self.steps:
+            begun_fit.refuse_counters_that_came_too_late(trainer)
         if self._uncounted is not None:
             self.samples = self._uncounted.infer_samples(trainer, pl_module)
         elif self.steps and not self._was_asked:
-            tell_of_a_loader_that_begins_anew(trainer, self._samples)
-        mend_place_in_epoch(trainer, self._replayed)
+            begun_fit.tell_of_a_loader_that_begins_anew(trainer, self._samples)
+        begun_fit.mend_place_in_epoch(trainer, self._replayed)
         self._replayed = 0
         self._raw_steps.watch(trainer, pl_module)
         self._window.begin_fit(trainer, pl_module)
@@ -216,10 +213,7 @@ class Progress(StabilityCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch is None:
-            raise MisconfigurationException(
-                f"`{type(pl_module).__name__}.training_step(dataloader_iter)`: takes its batches itself, so none can be"
-                " counted before it is trained on; take (batch, batch_idx)."
-            )
+            raise begun_fit.batches_taken_elsewhere(pl_module)
         self._raw_steps.begin_batch(trainer)
         samples, tokens = getattr(pl_module, "count_batch", samples_and_tokens)(batch)
         samples //= self.rows_per_sample

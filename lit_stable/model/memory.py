@@ -42,8 +42,9 @@ def memory_per_device(
     block = tokens * _block_bytes_per_token(config, length, width, tensor_parallel, compiled)
     stream = 4 if config.residual_fp32 else width
     kept = config.n_layer * tokens * config.d_model * stream + block if recompute else config.n_layer * block
-    # The logits, their gradient, the fp32 copy that the loss reads; under a cap its tanh and the capped logits.
-    per_logit = 2 * width + 4 + (4 + width if config.logit_soft_cap is not None else 0)
+    # The logits, over which the loss writes their gradient on CUDA; under a cap its tanh and the logits before it.
+    logit = 4 if config.head_fp32 else width
+    per_logit = logit + (4 + logit if config.logit_soft_cap is not None else 0)
     return {
         "weights": stored * parameters / shards,
         "gradients": stored * parameters / shards,

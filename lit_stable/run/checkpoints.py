@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
@@ -74,6 +76,7 @@ class Checkpoints(Checkpoint):
         self.keep_every = keep_every
         self.milestones = milestones
         self.mirror = mirror
+        self.stalls: list[float] = []  # seconds that each save has held up training
         self.folder: Path | None = None  # the run's, set before training starts
         self.best_loss = math.inf
         self.best_step: int | None = None
@@ -143,9 +146,14 @@ class Checkpoints(Checkpoint):
         assert self.folder is not None
         path = checkpoint_path(self.folder, Progress.of(trainer).steps)
         if not trainer.strategy.broadcast(path.exists()):
+            if trainer.strategy.root_device.type == "cuda":
+                torch.cuda.synchronize(trainer.strategy.root_device)  # a save waits for the device; that is no stall
+            began = time.perf_counter()
             trainer.save_checkpoint(path)
+            stalled = time.perf_counter() - began
+            self.stalls.append(stalled)
             if trainer.is_global_zero:
-                say(f"saved {path} ({human_bytes(size_on_disk(path))})")
+                say(f"saved {path} ({human_bytes(size_on_disk(path))}, training stood still for {stalled:.2f} s)")
         if self._mirror is not None:
             self._mirror.add(path)
         self._prune_while_finite(trainer)

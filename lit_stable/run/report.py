@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ class Report(Callback):
         self.notes = list(notes)
         self.first_loss = float("nan")  # of the run, also after a resume
         self._last_loss = float("nan")
+        self._began = time.perf_counter()  # the recipe has just been read
+        self._to_first_step: float | None = None  # seconds, with whatever is compiled on the way
         self.started = False
         self._clock = IntervalClock()
         self._seen = 0
@@ -78,6 +81,8 @@ class Report(Callback):
         LateReads.of(trainer).read(row, tell)
 
     def _tell(self, step: int, of: str, lr: str, tokens: int, read: dict[str, float]) -> None:
+        if self._to_first_step is None:
+            self._to_first_step = time.perf_counter() - self._began
         self._last_loss = read["loss"]
         if not math.isfinite(self._last_loss):
             say(f"step {step}: the loss is {self._last_loss}; checkpoints saved before it are kept from here on.")
@@ -115,6 +120,7 @@ class Report(Callback):
             ("steps", f"{progress.steps} ({progress.skipped} skipped)"),
             ("tokens", f"{progress.tokens:,}"),
             ("tokens/s", human_count(self._clock.overall(progress.tokens))),
+            *([] if self._to_first_step is None else [("to the first line", f"{self._to_first_step:.1f} s")]),
             ("loss, first and last", f"{self.first_loss:.4f} -> {self._last_loss:.4f}"),
         ]
         for name, loss in validation_losses(trainer).items():
@@ -128,6 +134,8 @@ class Report(Callback):
         if session is not None:
             rows.append(("logs", str(session.folder)))
         for callback in trainer.checkpoint_callbacks:
+            if stalls := getattr(callback, "stalls", []):
+                rows.append(("saving took", f"{sum(stalls):.1f} s for {len(stalls)} checkpoints"))
             for what in ("last", "best"):
                 if hasattr(callback, what) and (path := getattr(callback, what)()) is not None:
                     rows.append((f"checkpoint, {what}", str(path)))

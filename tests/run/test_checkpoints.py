@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,9 @@ def test_saving_a_step_again_writes_nothing(tmp_path, capsys):
     assert [line.split(" (")[0] for line in said] == [
         f"saved {tmp_path / 'checkpoints' / f'step-0000000{step}.ckpt'}" for step in (1, 2)
     ]
+    assert all(re.search(r"\(\S+ \w+, training stood still for \d+\.\d\d s\)$", line) for line in said)
+    assert len(checkpoints.stalls) == 2
+    assert min(checkpoints.stalls) > 0
 
 
 def test_there_is_no_last_or_best_before_the_first_save(tmp_path):

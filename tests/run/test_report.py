@@ -101,6 +101,7 @@ def test_the_closing_table_sums_up(said):
     table = dict(re.split(r"  +", text, maxsplit=1) for text in said[said.index("") + 1 :] if "  " in text.strip())
     assert table["steps"] == "5 (0 skipped)"
     assert table["tokens"] == f"{5 * GLOBAL_BATCH * LENGTH:,}"
+    assert re.fullmatch(r"\d+\.\d s", table["to the first line"])
     losses = [re.search(r"loss ([\d.]+)", text)[1] for text in said if text.startswith("step ")]
     assert table["loss, first and last"] == f"{losses[0]} -> {losses[-1]}"
     assert re.fullmatch(r"[\d.]+, NOT BELOW the unigram entropy 3\.5000", table["validation 0"])

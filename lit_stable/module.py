@@ -26,6 +26,7 @@ from lit_stable.model.config import GPTConfig
 from lit_stable.model.documents import document_ids, find_separator
 from lit_stable.model.gpt import GPT
 from lit_stable.model.loss import sample_losses
+from lit_stable.model.recompute import Recompute, refuse_recompute
 from lit_stable.model.same_model import model_changes, model_record
 from lit_stable.model.sharding import Compiled, build_gpt
 from lit_stable.model_facts import ModelFacts
@@ -65,7 +66,8 @@ class GPTModule(ModelFacts):
         seed_init: Of the initial weights.
         compile: ``on``: compile each block. ``whole``: the whole network in one graph, where none of it is sharded.
             ``auto``: ``on`` on CUDA, else ``off``.
-        recompute: Activation checkpointing: run each block a second time in the backward pass.
+        recompute: Activation checkpointing: run each block a second time in the backward pass; ``selective``: but not
+            its attention kernel, nor every other matrix product.
         z_loss: Weight of the mean of log(Z)^2 in the training loss, Z being the softmax's denominator; 0: none. 1e-4 in
             PaLM (arXiv:2204.02311, section 5).
         gradient_predivide: Divide gradients by this before they are added up over the ranks, and by the rest
@@ -84,12 +86,13 @@ class GPTModule(ModelFacts):
         optimizer: OptimizerOptions = ADAMW,
         seed_init: int = 0,
         compile: Literal["auto", "on", "whole", "off"] = "auto",
-        recompute: bool = False,
+        recompute: Recompute = False,
         z_loss: float = 0.0,
         gradient_predivide: float | None = None,
     ) -> None:
         super().__init__(gpt)
         refuse_factor(gradient_predivide)
+        refuse_recompute(recompute)
         self.schedule = schedule
         self.optimizer_options = optimizer
         self.seed_init = seed_init

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lit_stable.model.attention_kernels import choose_kernel
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.formulas import block_norms, mlp_inputs, parameter_count
+from lit_stable.model.recompute import Recompute
 
 
 def memory_per_device(
@@ -14,7 +15,7 @@ def memory_per_device(
     length: int,
     shards: int,
     width: int,
-    recompute: bool,
+    recompute: Recompute,
     stored: int = 4,
     state_bytes: float | None = None,
     tensor_parallel: int = 1,
@@ -24,9 +25,10 @@ def memory_per_device(
 
     Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4) for a flash-style attention, which keeps
     no attention matrix: per layer the inputs of norms, linears and non-linearities that the backward pass reads. Under
-    ``recompute`` only each block's input is kept, and one block's activations exist at a time. Where the options leave
-    no such kernel (see `choose_kernel`), scores and masks are counted too. Kernel workspaces, the allocator's slack and
-    communication buffers are not.
+    ``recompute`` only each block's input is kept, with ``selective`` also the attention's output and the products
+    before attention and MLP, and one block's activations exist at a time. Where the options leave no such kernel (see
+    `choose_kernel`), scores and masks are counted too. Kernel workspaces, the allocator's slack and communication
+    buffers are not.
 
     Args:
         shards: Devices that share the weights; 1 when each holds them whole.
@@ -41,7 +43,12 @@ def memory_per_device(
     tokens = micro_batch * length
     block = tokens * _block_bytes_per_token(config, length, width, tensor_parallel, compiled)
     stream = 4 if config.residual_fp32 else width
-    kept = config.n_layer * tokens * config.d_model * stream + block if recompute else config.n_layer * block
+    kept = config.n_layer * block
+    if recompute:
+        dear = (2 + 2 * config.kv_heads / config.n_head) * config.d_model + config.hidden
+        dear += config.d_model if config.mlp == "swiglu" else 0  # its third product
+        inside = dear * width / tensor_parallel if recompute == "selective" else 0
+        kept = config.n_layer * tokens * (config.d_model * stream + inside) + block
     # The logits, over which the loss writes their gradient on CUDA; under a cap its tanh and the logits before it.
     logit = 4 if config.head_fp32 else width
     per_logit = logit + (4 + logit if config.logit_soft_cap is not None else 0)

@@ -6,19 +6,18 @@ So the whole model never exists unsharded on one device, and its numbers do not 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT, Block
 from lit_stable.model.init import init_module
 from lit_stable.model.norm import is_norm
+from lit_stable.model.recompute import Recompute, recomputing
 from lit_stable.model.tensor_parallel import split_block, split_ends, tensor_parallel_problems
 
 Compiled = Literal["off", "blocks", "whole"]
@@ -36,7 +35,7 @@ def build_gpt(
     policy: MixedPrecisionPolicy | None = None,
     compile: Compiled = "off",
     fixed_shapes: bool = True,
-    recompute: bool = False,
+    recompute: Recompute = False,
 ) -> GPT:
     """Build a GPT on ``device``, initialised from ``seed``, and shard it over ``mesh`` if there is one.
 
@@ -50,7 +49,7 @@ def build_gpt(
         compile: ``blocks``: each block's computation on its own, so that compile time does not grow with depth, and
             FSDP2's hooks stay outside of the compiled code. ``whole``: from token ids to logits; without a ``mesh``.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
-        recompute: Keep only each block's input for the backward pass and run the block again there.
+        recompute: What of a block is computed again in the backward pass, see `recomputing`.
 
     Raises:
         ValueError: when the model cannot be split over so many ranks; one line per problem.
@@ -99,11 +98,9 @@ def _materialise(module: nn.Module, prefix: str, config: GPTConfig, device: torc
     init_module(module, prefix, config, seed)
 
 
-def _wrap_residual(block: nn.Module, compile_block: bool, fixed_shapes: bool, recompute: bool) -> None:
+def _wrap_residual(block: nn.Module, compile_block: bool, fixed_shapes: bool, recompute: Recompute) -> None:
     # The method, not the module: names in checkpoints stay the same, and the hooks of a sharded block run outside.
-    residual: Any = block.residual
-    if recompute:
-        residual = partial(checkpoint, residual, use_reentrant=False)
+    residual = recomputing(block.residual, recompute)
     if compile_block:
         residual = _compiled(residual, fixed_shapes)
     block.residual = residual

@@ -20,12 +20,19 @@ from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.description import describe_data
 from lit_stable.model.init import audit_init, format_audit
 from lit_stable.model.kernel_report import describe_attention
+from lit_stable.model.recompute import Recompute
 from lit_stable.module import GPTModule
 from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.session import Session
 from lit_stable.strategies.launcher import describe_launcher
 from lit_stable.strategies.mesh import describe_mesh
+
+
+def _kept(recompute: Recompute) -> str:
+    if recompute == "selective":
+        return "recomputed block by block, but for attention and half of the products"
+    return "recomputed block by block" if recompute else "kept"
 
 
 def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) -> list[str]:
@@ -42,7 +49,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f" strategy {type(trainer.strategy).__name__}{layout(trainer)}; precision {trainer.precision}",
         f"model: {sum(module.parameter_parts(module).values()):,} parameters; {module.describe()}",
         f"attention: {attention(trainer, module)}",
-        f"compiled: {module.compiled}; activations {'recomputed block by block' if module.recompute else 'kept'}",
+        f"compiled: {module.compiled}; activations {_kept(module.recompute)}",
         f"dtypes: {dtypes(trainer, module)}",
         f"learning rate by {module.schedule.describe_units()}: {schedule}",
         audit(trainer.optimizers[0].param_groups, module),

@@ -14,6 +14,7 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
+from lit_stable.model.recompute import Recompute
 from lit_stable.model.sharding import Compiled
 from lit_stable.module import GPTModule
 from lit_stable.optim.options import ADAMW, OptimizerOptions
@@ -66,7 +67,7 @@ class VLMModule(GPTModule):
         optimizer: OptimizerOptions = ADAMW,
         seed_init: int = 0,
         compile: Literal["auto", "on", "off"] = "auto",
-        recompute: bool = False,
+        recompute: Recompute = False,
         z_loss: float = 0.0,
         gradient_predivide: float | None = None,
     ) -> None:

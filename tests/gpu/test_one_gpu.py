@@ -92,6 +92,22 @@ def test_compiled_or_not_dropout_drops_the_same() -> None:
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-4)
 
 
+def test_selective_recomputation_is_kept_by_the_compiler_too() -> None:
+    ways: tuple[Any, ...] = (False, True, "selective")
+    losses, memory = [], []
+    for how in ways:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        options = {"n_layer": 8, "d_model": 512, "n_head": 8, "dropout": 0.1}
+        run = fit(accelerator="gpu", precision="bf16-mixed", module=tiny_module("on", how, **options))
+        losses.append(torch.tensor([row[1] for row in run.rows]))
+        memory.append(torch.cuda.max_memory_allocated() - before)
+        del run
+    for other in losses[1:]:
+        torch.testing.assert_close(other, losses[0], rtol=2e-2, atol=2e-2)
+    assert memory[1] <= memory[2] <= memory[0], memory
+
+
 def test_logging_does_not_wait_either(tmp_path: Any) -> None:
     """Each step is logged, printed and written down; only the first, which makes Lightning's own records, may wait."""
     logger = CSVLogger(tmp_path)

@@ -602,7 +602,7 @@ SIZES: dict[str, RowValues] = {
             GPT + "mlp": "swiglu",
             GPT + "position": "rope",
             GPT + "tied": False,
-            "model.recompute": True,
+            "model.recompute": "selective",
             "data.sequence_length": 8192,
             "published.parameters": "8.03B",
         },

@@ -120,7 +120,7 @@ class Fit:
     weights: dict[str, torch.Tensor]
 
 
-def tiny_module(compile: str = "off", recompute: bool = False, z_loss: float = 0.0, **config: Any) -> GPTModule:
+def tiny_module(compile: str = "off", recompute: Any = False, z_loss: float = 0.0, **config: Any) -> GPTModule:
     options = {"vocab_size": VOCAB, "n_layer": 2, "n_head": 2, "d_model": 32, "max_length": LENGTH, **config}
     schedule = LRSchedule(peak=1e-2, warmup=16, horizon=80, unit="samples")
     return GPTModule(GPTConfig(**options), schedule, compile=compile, recompute=recompute, z_loss=z_loss)

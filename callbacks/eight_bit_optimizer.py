@@ -135,6 +135,12 @@ class _Blockwise(Optimizer):
             if self.plan is not None:
                 _name_map(group, self.plan.state_map if self.plan.has_codes else None)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Also behind the conversion: a group stands under the plan like any other."""
+        super().add_param_group(param_group)
+        if self.plan is not None:
+            self._claim_groups()
+
     # -- loading -----------------------------------------------------------------------------------------------------
 
     def expect(self, kept: Mapping[str, Bits], names_map: bool) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from .private_names import collective_timeout
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -22,6 +24,7 @@ class HostAgreement:
 
     def __init__(self) -> None:
         self._group: Any = None
+        self._begun: Any = None  # the last sums, which may be under way
         self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
@@ -32,7 +35,7 @@ class HostAgreement:
     def open(self, trainer: Trainer) -> None:
         """To be called in ``setup`` or ``on_train_start``; one that is open stays."""
         if trainer.world_size > 1 and self._group is None:
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=collective_timeout(trainer))
 
     def largest(self, number: int) -> int:
         """The largest of the numbers of all ranks."""
@@ -47,7 +50,7 @@ class HostAgreement:
         if self._group is None:
             return lambda: list(numbers)
         sums = torch.tensor(numbers)
-        work = dist.all_reduce(sums, group=self._group, async_op=True)
+        work = self._begun = dist.all_reduce(sums, group=self._group, async_op=True)
 
         def wait() -> list[int]:
             with self.waiting():
@@ -67,6 +70,8 @@ class HostAgreement:
 
     def close(self) -> None:
         """To be called in ``teardown``: no group is left, and nobody who clocks it."""
-        if self._group is not None and dist.is_initialized():
+        # With sums under way, which a rank that is stuck never joins, to take the group down would wait for that rank.
+        under_way = self._begun is not None and not self._begun.is_completed()
+        if self._group is not None and dist.is_initialized() and not under_way:
             dist.destroy_process_group(self._group)
-        self._group, self.waiting = None, nullcontext
+        self._group, self._begun, self.waiting = None, None, nullcontext

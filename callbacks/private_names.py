@@ -9,6 +9,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +101,11 @@ def replay_window(trainer: Trainer, batches: int) -> None:
 def logged_step(trainer: Trainer) -> int:
     """The step that Lightning gives to a row of metrics for which the LightningModule logs no ``step`` of its own."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def collective_timeout(trainer: Trainer) -> timedelta | None:
+    """How long a collective may take under the trainer's strategy; ``None``: torch's default."""
+    return getattr(trainer.strategy, "_timeout", None)
 
 
 def divert_step_metrics(trainer: Trainer, instead: Callable[[dict[str, Any]], None]) -> None:

@@ -43,6 +43,7 @@ class Scalars(StabilityCallback):
     @staticmethod
     def of(trainer: Trainer) -> Scalars:
         """The trainer's instance, installed if it has none yet."""
+        LateReads.of(trainer)  # one that is installed while others are set up is not set up itself
         return find_or_install(trainer, Scalars)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

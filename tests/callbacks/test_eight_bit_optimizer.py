@@ -114,6 +114,19 @@ def test_a_closure_is_called_once_with_gradients_on() -> None:
     assert calls == [True]
 
 
+def test_groups_keep_their_own_decay_rates_of_moments_and_decay() -> None:
+    """As torch's fused AdamW with the same groups, in 32 bit."""
+    options = ({"betas": (0.5, 0.9), "eps": 1e-3, "weight_decay": 0.5}, {"betas": (0.9, 0.99), "weight_decay": 0.0})
+    models = [Kinds(), Kinds()]
+    for model, converts in zip(models, (False, True), strict=True):
+        groups = [{"params": [p], **o} for p, o in zip((model.even.weight, model.odd.weight), options, strict=True)]
+        optimizer: Any = AdamW(groups, lr=0.1, fused=True)
+        if converts:
+            convert(optimizer, model, min_8bit_size=1 << 30)
+        train(model, optimizer, steps=3)
+    assert differing(weights(models[1]), weights(models[0])) == []
+
+
 def test_groups_keep_their_own_options() -> None:
     model = Kinds()
     optimizer = AdamW([{"params": [model.even.weight], "lr": 0.0}, {"params": [model.odd.weight], "lr": 0.1}])
@@ -129,7 +142,9 @@ def test_a_group_that_is_added_later_follows_the_plan() -> None:
     optimizer.add_param_group({"params": [model.odd.weight, model.embedding.weight]})
     train(model, optimizer, steps=1)
     assert [bits_of(optimizer.state[p]) for p in (model.odd.weight, model.embedding.weight)] == [8, 32]
-    assert "maximize" in optimizer.param_groups[1]
+    first, added = optimizer.param_groups
+    assert first.keys() == added.keys()
+    assert (added["state_map"], added["fused"]) == ("dynamic", True), "what its codes stand for, and who may skip it"
 
 
 def test_a_step_count_that_is_lost_restarts_bias_correction() -> None:

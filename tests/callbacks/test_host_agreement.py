@@ -27,12 +27,12 @@ def test_a_group_is_opened_once_and_closed_once(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(dist, "new_group", lambda **options: done.append(options) or "group")
     monkeypatch.setattr(dist, "destroy_process_group", done.append)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    agreement, trainer = HostAgreement(), SimpleNamespace(world_size=2)
+    agreement, trainer = HostAgreement(), SimpleNamespace(world_size=2, strategy=None)
     for _ in range(2):
         agreement.open(trainer)  # type: ignore[arg-type]
     for _ in range(2):
         agreement.close()
-    assert done == [{"backend": "gloo"}, "group"]
+    assert done == [{"backend": "gloo", "timeout": None}, "group"]
 
 
 def test_the_wait_for_sums_can_be_clocked_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,10 +46,12 @@ def test_the_wait_for_sums_can_be_clocked_until_it_is_closed(monkeypatch: pytest
 
     monkeypatch.setattr(dist, "new_group", lambda **options: "group")
     monkeypatch.setattr(
-        dist, "all_reduce", lambda *rest, **options: SimpleNamespace(wait=lambda: order.append("waits"))
+        dist,
+        "all_reduce",
+        lambda *rest, **options: SimpleNamespace(wait=lambda: order.append("waits"), is_completed=lambda: True),
     )
     agreement = HostAgreement()
-    agreement.open(SimpleNamespace(world_size=2))  # type: ignore[arg-type]
+    agreement.open(SimpleNamespace(world_size=2, strategy=None))  # type: ignore[arg-type]
     agreement.waiting = clocked
     wait = agreement.begin_sums([3, 4])
     assert order == []
@@ -57,3 +59,18 @@ def test_the_wait_for_sums_can_be_clocked_until_it_is_closed(monkeypatch: pytest
     assert order == ["begins", "waits", "ends"]
     agreement.close()
     assert agreement.waiting is nullcontext
+
+
+@pytest.mark.parametrize("completed", [True, False])
+def test_a_group_with_sums_that_a_stuck_rank_never_joins_is_left_alone(
+    completed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taking it down waits for that rank, so that a collective that timed out elsewhere ends no process."""
+    taken: list[Any] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", taken.append)
+    agreement = HostAgreement()
+    agreement._group, agreement._begun = "group", SimpleNamespace(is_completed=lambda: completed)
+    agreement.close()
+    assert taken == (["group"] if completed else [])
+    assert not agreement.is_open

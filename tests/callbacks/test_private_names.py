@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import DDPStrategy
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer, sample
 from torch.utils.data import DataLoader
 
@@ -326,3 +328,10 @@ def test_a_scheduler_pins_step_on_the_instance_and_a_swap_replaces_what_it_pinne
     assert optimizer._opt_called
     optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
     assert private_names.pinned_step(optimizer) == "other"
+
+
+def test_a_strategy_knows_how_long_a_collective_may_take() -> None:
+    strategy = DDPStrategy(timeout=timedelta(seconds=6), process_group_backend="gloo")
+    trainer = quiet_trainer(strategy=strategy, devices=1)
+    assert private_names.collective_timeout(trainer) == timedelta(seconds=6)
+    assert private_names.collective_timeout(quiet_trainer()) is None

@@ -23,8 +23,10 @@ def every_problem(
     layers: Sequence[Layer],
     parser: ArgumentParser,
     built: Callable[[Namespace], list[str]],
-) -> list[str]:
-    """Lines about recipes, then about options, then about parts; empty where the parser accepts all.
+) -> tuple[list[str], Namespace | None]:
+    """Lines about recipes, then about options, then about parts; and what the parser makes of them, if it accepts all.
+
+    It makes nothing of arguments that ask for help or a print-out.
 
     Args:
         argv: Arguments behind the subcommand, recipes expanded.
@@ -35,7 +37,7 @@ def every_problem(
     """
     findings = recipe_findings(layers, parser)
     problems = [f"{layer.path}:{layer.line(path)}: {'.'.join(path)}: {what}" for layer, path, what in findings]
-    of_options, good, lacking = judge_arguments(_without(argv, findings), parser)
+    of_options, good, lacking, parsed = judge_arguments(_without(argv, findings), parser)
     problems += of_options
     wrong = {path for _, path, _ in findings}
     if lacking is not None and not any(".".join(path) in lacking for path in wrong):
@@ -46,7 +48,7 @@ def every_problem(
         # A default in the place of a wrong value may fit nothing else: that is no fault of the recipe.
         names = re.compile("|".join(rf"\b{re.escape(path[-1])}=" for path in wrong) or "$^")
         problems += located([problem for problem in found if not names.search(problem)], layers, argv)
-    return problems
+    return problems, None if problems else parsed
 
 
 def _without(argv: Sequence[str], findings: Sequence[Finding]) -> list[str]:

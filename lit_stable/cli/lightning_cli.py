@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -81,9 +82,13 @@ class LitStableCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         own = self._subcommand_parsers[self._fit_like]
-        problems = every_problem(self.command.argv, self.command.layers, own, construction_problems)
+        problems, parsed = every_problem(self.command.argv, self.command.layers, own, construction_problems)
         if problems:
             raise UserError("\n".join(problems))
+        if parsed is not None:  # by the subcommand's parser, as the whole one would: that takes as long again
+            self.config = Namespace(subcommand=self._fit_like)  # type: ignore[no-untyped-call]
+            self.config[self._fit_like] = parsed
+            return
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
@@ -100,7 +105,8 @@ class LitStableCLI(LightningCLI):
     @property
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe as plain data."""
-        text = self._parser(self._fit_like).dump(self.config[self._fit_like], skip_unset=False)
+        parser, parsed = self._parser(self._fit_like), self.config[self._fit_like]
+        text = parser.dump(parsed, skip_unset=False, skip_validation=True)  # it was validated as it was parsed
         recipe: dict[str, Any] = yaml.safe_load(text)
         return recipe
 
@@ -125,25 +131,35 @@ class LitStableCLI(LightningCLI):
         own_loggers = trainer_config["logger"] is None
         trainer_config["logger"] = False if own_loggers else trainer_config["logger"]
         given = [*features.values(), *user_callbacks]
-        callbacks = [*self._own_callbacks(own_loggers, given), *given]
+        self._begin(given)
+        of_spine = self._spine(given)
         self.model.runs = Path(self._get(self.config_init, "run").root)
         self.model.is_continued = self._begins.goes_on_from is not None
         self.trainer_options = trainer_config
         self.mesh, loss_scale = (self._get(self.config_init, name) for name in ("mesh", "loss_scale"))
-        if self.command.name == "check":  # the recipe's devices need not be here
+        if self.command.name == "check":  # the recipe's devices need not be here, and nothing is stored
             return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
+        callbacks = [*self._own_callbacks(own_loggers, of_spine), *given]
         try:
             return Trainer(**{**select(trainer_config, self.mesh, loss_scale), "callbacks": callbacks})
         except (ValueError, RuntimeError) as error:  # Lightning's and the strategies' refusals of options
             raise UserError(str(error)) from error
 
-    def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
-        options: RunOptions = self._get(self.config_init, "run")
+    def _begin(self, given: list[Callback]) -> None:
+        """Find out where the run begins."""
         self._recovery = next((c for c in given if isinstance(c, Recovery)), None)
-        root, name = Path(options.root), options.name or self.command.default_name
         path, part, resume = (self._get(self.config, key) for key in ("ckpt_path", "ckpt_part", "resume"))
         ladder = self._recovery is not None
-        begins = self._begins = find_beginning(self.command.name, path, part, resume, (root, name), ladder)
+        self._begins = find_beginning(self.command.name, path, part, resume, self._place, ladder)
+
+    @property
+    def _place(self) -> tuple[Path, str]:
+        """Root and name of the run's folder."""
+        options: RunOptions = self._get(self.config_init, "run")
+        return Path(options.root), options.name or self.command.default_name
+
+    def _own_callbacks(self, own_loggers: bool, of_spine: list[Callback]) -> list[Callback]:
+        begins, (root, name) = self._begins, self._place
         self._report = Report(self.command.to_go_on, [*self.command.notes, *restart_advice()])
         recipe = self.recipe
         recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
@@ -152,7 +168,7 @@ class LitStableCLI(LightningCLI):
         self.model.initial_weights = begins.checkpoint if alone else None
         return [
             session,
-            *self._spine(given),
+            *of_spine,
             self._get(self.config_init, "control"),
             self._stop,
             self._report,

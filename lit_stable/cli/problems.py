@@ -13,9 +13,9 @@ import re
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from lit_stable.cli.parser_message import class_options, is_incomplete, reason, rejected_option
 from lit_stable.cli.recipe import Layer
@@ -65,17 +65,32 @@ def argument_problems(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
         Lines ``--option: what is wrong; nearest is --x.``, and last what the recipes and the good options together
         still lack. Empty where all is well, and where the arguments ask for help or for a print-out.
     """
-    problems, _, lacking = judge_arguments(argv, parser)
-    return problems if lacking is None else [*problems, lacking]
+    judged = judge_arguments(argv, parser)
+    return judged.problems if judged.lacking is None else [*judged.problems, judged.lacking]
 
 
-def judge_arguments(argv: Sequence[str], parser: ArgumentParser) -> tuple[list[str], list[str], str | None]:
-    """The same in parts: a line for each wrong option, the arguments without them, and what these still lack."""
+class Judged(NamedTuple):
+    """What arguments come to."""
+
+    problems: list[str]
+    """A line for each wrong option."""
+    good: list[str]
+    """The arguments without them."""
+    lacking: str | None = None
+    """What these still lack."""
+    parsed: Namespace | None = None
+    """What the parser makes of the arguments where nothing is wrong; None where they ask for help or a print-out."""
+
+
+def judge_arguments(argv: Sequence[str], parser: ArgumentParser) -> Judged:
+    """The same in parts."""
     if any(_HELP.fullmatch(word) for word in argv):
-        return [], list(argv), None
+        return Judged([], list(argv))
     with raising(parser):
-        if _error(parser, argv) is None:
-            return [], list(argv), None
+        try:
+            return Judged([], list(argv), parsed=parser.parse_args(list(argv)))
+        except ArgumentError:  # and now one by one
+            pass
         options = list(_options(argv))
         recipes = [word for option in options if option[0] == "--config" for word in option]
         problems: list[str] = []
@@ -88,7 +103,7 @@ def judge_arguments(argv: Sequence[str], parser: ArgumentParser) -> tuple[list[s
             else:
                 problems.append(_argument_problem(option, error, parser))
         lacking = _error(parser, good)
-    return problems, good, None if lacking is None else f"{reason(lacking)}."
+    return Judged(problems, good, None if lacking is None else f"{reason(lacking)}.")
 
 
 def _argument_problem(option: Sequence[str], error: str, parser: ArgumentParser) -> str:

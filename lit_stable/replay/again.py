@@ -35,11 +35,13 @@ class ReplayCLI(LitStableCLI):
         self._run_folder, self._from, self._watch = run, checkpoint, watch
         super().__init__(command)
 
-    def _own_callbacks(self, own_loggers: bool, given: list[Callback]) -> list[Callback]:
+    def _begin(self, given: list[Callback]) -> None:
         self._begins = Beginning(self._from)
+
+    def _own_callbacks(self, own_loggers: bool, of_spine: list[Callback]) -> list[Callback]:
         control: RunControl = self._get(self.config_init, "control")
         control.folder, control.is_replay = self._run_folder, True
-        return [*self._spine(given), control, self._watch]
+        return [*of_spine, control, self._watch]
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:

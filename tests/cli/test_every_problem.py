@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+from recipe_values import Parsing
 from tiny_recipe import command, write_recipe
 
 
@@ -57,3 +59,19 @@ def test_a_default_in_the_place_of_a_wrong_value_is_no_problem(tmp_path):
     lines = command("check", "--config", recipe).err.splitlines()
     assert len(lines) == 2
     assert "model.schedule.floor=0.5" in lines[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--config", "quickstart", "--trainer.max_steps", "7", "--stability.lr_override", "{factor: 0.5, start: 3}"],
+        ["--config", "hf_vlm/captions", "--trainer.callbacks+=lightning.pytorch.callbacks.Timer"],
+        ["--config", "gpt2_124m", "--stability.extra", "{one: {class_path: lit_stable.callbacks.EffectiveLR}}"],
+    ],
+)
+def test_arguments_are_parsed_once_and_to_what_the_whole_parser_makes_of_them(words):
+    cli = Parsing(*words)
+    whole = cli.parser.parse_args(["fit", *cli.command.argv])
+    assert whole.pop("config") is None
+    assert cli.config == whole
+    assert list(cli.config.keys()) == list(whole.keys())

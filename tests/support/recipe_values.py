@@ -77,20 +77,24 @@ def same(here: Any, there: Any) -> bool:
     return here == there and isinstance(here, bool) == isinstance(there, bool)
 
 
+class Parsing(LitStableCLI):
+    """A command line that is parsed and goes no further."""
+
+    def __init__(self, *words: str) -> None:
+        fsdp1.register_strategies()
+        fsdp2.register_strategies()
+        super().__init__(Command("check", list(words), *expand_arguments(words)))
+
+    def instantiate_classes(self) -> None:
+        pass
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
+
+
 @functools.cache
 def _parser(system: str = DEFAULT) -> Any:
-    fsdp1.register_strategies()
-    fsdp2.register_strategies()
-
-    class Parsing(LitStableCLI):
-        def instantiate_classes(self) -> None:
-            pass
-
-        def _run_subcommand(self, subcommand: str) -> None:
-            pass
-
-    words = ["--config", WHOLE_RECIPE[system]]
-    return Parsing(Command("check", words, *expand_arguments(words)))._subcommand_parsers["fit"]
+    return Parsing("--config", WHOLE_RECIPE[system])._subcommand_parsers["fit"]
 
 
 @functools.cache

@@ -32,7 +32,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["forked", "lit_stable.cli.main", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "hypothesis"]
+    [
+        "forked",
+        "lit_stable.cli.main",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor.parallel",
+        "hypothesis",
+        "bitsandbytes",
+    ]
 )
 
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
+from unittest.mock import patch
 
 import yaml
 from forked import CONTEXT, start_process
 from lightning_utilities.core import rank_zero as messages
 
+from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.main import run
 from lit_stable.data.prepare import prepare
 
@@ -81,6 +83,20 @@ class Done:
     err: str
 
 
+_make_parser = LitStableCLI.setup_parser
+_MADE: dict[Any, dict[str, Any]] = {}
+
+
+def _setup_parser(self: LitStableCLI, *options: Any) -> None:
+    """What the CLI has of its parser, made once for each command and system: parsing leaves it as it was."""
+    key = (type(self), self.command.name, self._model_class, self._datamodule_class)
+    before = set(vars(self))
+    if key not in _MADE:
+        _make_parser(self, *options)
+        _MADE[key] = {name: value for name, value in vars(self).items() if name not in before}
+    vars(self).update(_MADE[key])
+
+
 def command(*words: str | Path, out: TextIO | None = None, err: TextIO | None = None) -> Done:
     """Run ``lit-stable WORDS`` in this process; what it says goes to the streams given, or into the result."""
     out, err = out or io.StringIO(), err or io.StringIO()
@@ -91,7 +107,8 @@ def command(*words: str | Path, out: TextIO | None = None, err: TextIO | None = 
     logger.setLevel(logging.INFO)
     elsewhere, messages.log = messages.log, logger  # a test that imports `pytorch_lightning` turns them that way
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        kept = patch.object(LitStableCLI, "setup_parser", _setup_parser)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), kept:
             code = run([str(word) for word in words])
     finally:
         messages.log = elsewhere

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .base import MisconfigurationException
@@ -13,6 +12,7 @@ from .events import Event, Events, emit
 from .loss_return import LossReturn
 from .monitor import Monitor
 from .progress import Progress
+from .rank_mean import mean_over_ranks
 from .scalars import Scalars
 from .window_loss import WindowLoss
 
@@ -98,10 +98,7 @@ class RecoveryTime(Monitor):
         waiting, self._waiting = self._waiting, []
         if not waiting or self._trainer is None:
             return
-        losses = torch.stack([loss for _, loss in waiting]).double()
-        if self._trainer.world_size > 1:
-            losses = losses / self._trainer.world_size
-            dist.all_reduce(losses)
+        losses = mean_over_ranks(self._trainer, torch.stack([loss for _, loss in waiting]).double())
         for (step, _), loss in zip(waiting, losses.tolist(), strict=True):
             ended = self._recovery.observe(step, loss)
             if ended is not None:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from .base import MisconfigurationException
 from .batch_tensors import samples_and_tokens
 from .device_step import local_gradients
+from .rank_mean import mean_over_ranks
 from .topology import data_parallel_size
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ class TokenWeights:
         if self._sum is None:
             self.correction = None
             return None
-        mean = self._sum / trainer.world_size
-        if trainer.world_size > 1:
-            dist.all_reduce(mean)  # over tensor-parallel ranks too, which count the same tokens: their mean is no other
+        # Over tensor-parallel ranks too, which count the same tokens: their mean is no other.
+        mean = mean_over_ranks(trainer, self._sum)
         window = float(trainer.accumulate_grad_batches)
         self.correction = torch.where(mean > 0, window / mean, 0.0)
         if gradients := local_gradients(optimizer):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .private_names import loss_scale
+from .rank_mean import mean_over_ranks
 from .token_weights import losses_correction
 
 if TYPE_CHECKING:
@@ -49,13 +49,3 @@ class WindowLoss:
     def mean(self, trainer: Trainer) -> Tensor:
         """Mean over the window and all ranks, 0-d fp32, the same on each. A collective: all ranks call it."""
         return mean_over_ranks(trainer, self.own(trainer))
-
-
-def mean_over_ranks(trainer: Trainer, value: Tensor) -> Tensor:
-    """Mean of a tensor over all ranks, on the device. A collective: all ranks call it."""
-    if trainer.world_size == 1:
-        return value
-    # Not `strategy.reduce`: it puts a barrier before the sum, for which the host waits.
-    mean = value / trainer.world_size
-    dist.all_reduce(mean)
-    return mean

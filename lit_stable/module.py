@@ -18,10 +18,10 @@ from lit_stable.callbacks import EffectiveLR, Progress, SequenceLengthWarmup
 from lit_stable.callbacks.base import MisconfigurationException, log_number, rank_zero_info, rank_zero_warn
 from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.callbacks.progress import Mark
+from lit_stable.callbacks.rank_mean import mean_over_ranks
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.callbacks.token_weights import losses_correction
 from lit_stable.callbacks.topology import data_parallel_size
-from lit_stable.callbacks.window_loss import mean_over_ranks
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.documents import document_ids, find_separator
 from lit_stable.model.gpt import GPT

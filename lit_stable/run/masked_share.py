@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_stable.callbacks.base import is_logging_step
-from lit_stable.callbacks.window_loss import mean_over_ranks
+from lit_stable.callbacks.rank_mean import mean_over_ranks
 from lit_stable.data.stream import IGNORED
 
 

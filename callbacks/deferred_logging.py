@@ -44,11 +44,7 @@ class DeferredLogging(StabilityCallback):
             LateReads.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        restore_step_metrics(trainer)
         divert_step_metrics(trainer, lambda metrics: self._step_metrics(trainer, metrics))
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        restore_step_metrics(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         restore_step_metrics(trainer)

@@ -240,7 +240,7 @@ class SequenceLengthWarmup(StabilityCallback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if is_logging_step(trainer):
             step = Progress.of(trainer).start.steps + 1
-            log_number(pl_module, "stability/sequence_length", float(self.lengths.at(step)))
+            log_number(pl_module, "stability/sequence_length", self.lengths.at(step))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore()

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from lit_stable.callbacks import EffectiveLR, Progress, SequenceLengthWarmup
 from lit_stable.callbacks.base import MisconfigurationException, log_number, rank_zero_info, rank_zero_warn
 from lit_stable.callbacks.optimizer_state import initialise_state
+from lit_stable.callbacks.private_names import window_is_open
 from lit_stable.callbacks.progress import Mark
 from lit_stable.callbacks.rank_mean import mean_over_ranks
 from lit_stable.callbacks.safe_checkpoints import KEY
@@ -235,7 +236,7 @@ class GPTModule(ModelFacts):
         log_number(self, "step", Progress.of(self.trainer).steps)  # the loggers' x axis
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if Progress.of(self.trainer).pending_samples == 0:  # callbacks have seen them: this hook is behind theirs
+        if not window_is_open(self.trainer):  # callbacks have seen them: this hook is behind theirs
             for optimizer in self.trainer.optimizers:
                 # Lightning would keep gradients through the next forward pass, where memory is dearest.
                 optimizer.zero_grad(set_to_none=True)

@@ -45,9 +45,7 @@ def memory_per_device(
     stream = 4 if config.residual_fp32 else width
     kept = config.n_layer * block
     if recompute:
-        dear = (2 + 2 * config.kv_heads / config.n_head) * config.d_model + config.hidden
-        dear += config.d_model if config.mlp == "swiglu" else 0  # its third product
-        inside = dear * width / tensor_parallel if recompute == "selective" else 0
+        inside = _dear_bytes_per_token(config, width) / tensor_parallel if recompute == "selective" else 0
         kept = config.n_layer * tokens * (config.d_model * stream + inside) + block
     # The logits, over which the loss writes their gradient on CUDA; under a cap its tanh and the logits before it.
     logit = 4 if config.head_fp32 else width
@@ -65,7 +63,7 @@ def _block_bytes_per_token(config: GPTConfig, length: int, width: int, tensor_pa
     d, stream = config.d_model, 4 if config.residual_fp32 else width
     # Input and output of each norm; those of a residual stream in fp32 have wide inputs.
     norms = block_norms(config) * d * (stream + width)
-    heads = (2 + 2 * config.kv_heads / config.n_head) * d * width  # queries, attention output; keys and values
+    heads = _head_bytes_per_token(config, width)
     if config.qk_norm != "none":
         heads += (1 + config.kv_heads / config.n_head) * d * width
     if config.norm_position == "normformer":  # the norm inside the MLP, whole on every device as the others are
@@ -73,6 +71,17 @@ def _block_bytes_per_token(config: GPTConfig, length: int, width: int, tensor_pa
     inner = config.hidden * width * (1 + mlp_inputs(config))  # before and after the non-linearity
     masks = 2 * d if config.dropout_of("residual") else 0  # one byte per element dropped or not, twice a block
     return norms + masks + (heads + inner + _score_bytes(config, length, width, compiled)) / tensor_parallel
+
+
+def _head_bytes_per_token(config: GPTConfig, width: int) -> float:
+    """Of queries and attention's output, keys and values."""
+    return (2 + 2 * config.kv_heads / config.n_head) * config.d_model * width
+
+
+def _dear_bytes_per_token(config: GPTConfig, width: int) -> float:
+    """Of what `recompute: selective` keeps of a block besides its input; a gated MLP has a third product."""
+    products = config.hidden + (config.d_model if config.mlp == "swiglu" else 0)
+    return _head_bytes_per_token(config, width) + products * width
 
 
 def _score_bytes(config: GPTConfig, length: int, width: int, compiled: bool) -> float:

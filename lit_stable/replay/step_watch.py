@@ -54,8 +54,8 @@ class StepWatch(StabilityCallback):
         self._samples: list[int] = []
         self._tokens: list[list[int]] = []
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.found.compiled = getattr(pl_module, "compiled", "off") != "off"
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self.found.compiled = pl_module.compiled != "off"
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         step = Progress.of(trainer).steps + 1

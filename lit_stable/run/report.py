@@ -33,7 +33,7 @@ class Report(Callback):
         self.first_loss = float("nan")  # of the run, also after a resume
         self._last_loss = float("nan")
         self._began = time.perf_counter()  # the recipe has just been read
-        self._to_first_step: float | None = None  # seconds, with whatever is compiled on the way
+        self._to_first_line: float | None = None  # seconds, with whatever is compiled on the way
         self.started = False
         self._clock = IntervalClock()
         self._seen = 0
@@ -81,8 +81,8 @@ class Report(Callback):
         LateReads.of(trainer).read(row, tell)
 
     def _tell(self, step: int, of: str, lr: str, tokens: int, read: dict[str, float]) -> None:
-        if self._to_first_step is None:
-            self._to_first_step = time.perf_counter() - self._began
+        if self._to_first_line is None:
+            self._to_first_line = time.perf_counter() - self._began
         self._last_loss = read["loss"]
         if not math.isfinite(self._last_loss):
             say(f"step {step}: the loss is {self._last_loss}; checkpoints saved before it are kept from here on.")
@@ -120,7 +120,7 @@ class Report(Callback):
             ("steps", f"{progress.steps} ({progress.skipped} skipped)"),
             ("tokens", f"{progress.tokens:,}"),
             ("tokens/s", human_count(self._clock.overall(progress.tokens))),
-            *([] if self._to_first_step is None else [("to the first line", f"{self._to_first_step:.1f} s")]),
+            *([] if self._to_first_line is None else [("to the first line", f"{self._to_first_line:.1f} s")]),
             ("loss, first and last", f"{self.first_loss:.4f} -> {self._last_loss:.4f}"),
         ]
         for name, loss in validation_losses(trainer).items():

@@ -29,12 +29,6 @@ from lit_stable.strategies.launcher import describe_launcher
 from lit_stable.strategies.mesh import describe_mesh
 
 
-def _kept(recompute: Recompute) -> str:
-    if recompute == "selective":
-        return "recomputed block by block, but for attention and half of the products"
-    return "recomputed block by block" if recompute else "kept"
-
-
 def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) -> list[str]:
     """Hardware, precision, model, groups, schedule and features: what one asks first when a run behaves oddly."""
     assert module.gpt is not None
@@ -88,6 +82,12 @@ def dtypes(trainer: Trainer, module: GPTModule) -> str:
     kinds = {"parameters": module.parameters(), "moments": moments, "buffers": module.buffers()}
     counted = {kind: Counter(str(t.dtype).removeprefix("torch.") for t in tensors) for kind, tensors in kinds.items()}
     return ", ".join(f"{kind} {dict(counts) or 'none'}" for kind, counts in counted.items())
+
+
+def _kept(recompute: Recompute) -> str:
+    if recompute == "selective":
+        return "recomputed block by block, but for attention and half of the products"
+    return "recomputed block by block" if recompute else "kept"
 
 
 def describe(thing: Any, defaults: bool = False) -> str:

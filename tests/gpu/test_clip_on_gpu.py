@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from stable_adam import gradients, stable_adam, weights
 from tiny_fit import TinyData, TinyModule, Watch, adamw, quiet_trainer, snapshot
@@ -38,20 +37,8 @@ def test_no_step_waits_for_the_device(strategy: str, rule: dict[str, Any]) -> No
         Watch("teardown", lambda *rest: mode("default")),
     ]
     own = [GradClip(**rule), UpdateClip(0.9), GradSpikeSkip(), AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)]
-    trainer = Trainer(
-        accelerator="gpu",
-        devices=1,
-        strategy=strategy,
-        precision="bf16-mixed",
-        max_steps=10,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        use_distributed_sampler=False,
-        log_every_n_steps=10,
-        callbacks=[*own, *watches],
-    )
+    options = {"accelerator": "gpu", "strategy": strategy, "precision": "bf16-mixed", "use_distributed_sampler": False}
+    trainer = quiet_trainer(*own, *watches, max_steps=10, log_every_n_steps=10, **options)
     trainer.fit(tiny_module(), datamodule=NumberedData())
     assert trainer.global_step == 10
 

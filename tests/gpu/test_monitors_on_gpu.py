@@ -8,8 +8,9 @@ import pytest
 import torch
 from activations_by_hand import LastBatch, expected_of
 from by_hand import ByHand, differences
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from no_sync import NoSync
+from tiny_fit import quiet_trainer
 from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, fit, tiny_module
 
 from lit_stable.callbacks import (
@@ -71,20 +72,8 @@ def test_no_step_between_logging_steps_waits_for_the_device(strategy: str, compi
         SafeCheckpoints(),
         GracefulStop(),
     ]
-    trainer = Trainer(
-        accelerator="gpu",
-        devices=1,
-        strategy=strategy,
-        precision="bf16-mixed",
-        max_steps=10,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        use_distributed_sampler=False,
-        log_every_n_steps=10,
-        callbacks=[*spine, *everything(), NoSync()],
-    )
+    options = {"accelerator": "gpu", "strategy": strategy, "precision": "bf16-mixed", "use_distributed_sampler": False}
+    trainer = quiet_trainer(*spine, *everything(), NoSync(), max_steps=10, log_every_n_steps=10, **options)
     trainer.fit(tiny_module(compile=compile, dropout=0.1), datamodule=NumberedData())
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     assert metrics["stability/activation_rms/gpt.blocks.1.fc2"] > 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from no_sync import NoSync
+from tiny_fit import quiet_trainer
 from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, fit, tiny_module
 
 from lit_stable.callbacks import (
@@ -39,20 +39,8 @@ def test_no_step_waits_for_the_device(strategy: str, compile: str) -> None:
         SafeCheckpoints(),
         GracefulStop(),
     ]
-    trainer = Trainer(
-        accelerator="gpu",
-        devices=1,
-        strategy=strategy,
-        precision="bf16-mixed",
-        max_steps=10,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        use_distributed_sampler=False,
-        log_every_n_steps=10,
-        callbacks=[*own, NoSync()],
-    )
+    options = {"accelerator": "gpu", "strategy": strategy, "precision": "bf16-mixed", "use_distributed_sampler": False}
+    trainer = quiet_trainer(*own, NoSync(), max_steps=10, log_every_n_steps=10, **options)
     trainer.fit(tiny_module(compile=compile, dropout=0.1), datamodule=NumberedData())
     assert trainer.global_step == 10
 
@@ -120,20 +108,8 @@ def test_logging_does_not_wait_either(tmp_path: Any) -> None:
         DeferredLogging(),
         Report(""),
     ]
-    trainer = Trainer(
-        accelerator="gpu",
-        devices=1,
-        precision="bf16-mixed",
-        max_steps=10,
-        max_epochs=-1,
-        logger=logger,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        log_every_n_steps=1,
-        callbacks=[*own, NoSync()],
-    )
+    options = {"accelerator": "gpu", "precision": "bf16-mixed", "use_distributed_sampler": False}
+    trainer = quiet_trainer(*own, NoSync(), max_steps=10, log_every_n_steps=1, logger=logger, **options)
     trainer.fit(tiny_module(), datamodule=NumberedData())
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["train/loss"]]

@@ -10,7 +10,7 @@ import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import CUDAAccelerator
 from no_sync import NoSync
-from tiny_fit import Watch
+from tiny_fit import Watch, quiet_trainer
 from tiny_gpt_run import GLOBAL_BATCH, MICRO_BATCH, NumberedData, tiny_module
 from tiny_recipe import command, write_recipe
 
@@ -50,21 +50,9 @@ def run(folder: Path, *callbacks: Callback, strategy: str = "auto", compile: str
     channel = Events()
     channel.folder = folder
     spine = [AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH), StepSeed(3), SafeCheckpoints(), GradClip(0.5), channel]
-    trainer = Trainer(
-        accelerator=HOST,
-        devices=1,
-        strategy=strategy,
-        precision="bf16-mixed",
-        max_steps=12,
-        max_epochs=-1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        limit_val_batches=0,
-        log_every_n_steps=100,
-        callbacks=[*spine, *callbacks, NoSync()],
+    options = {"accelerator": HOST, "strategy": strategy, "precision": "bf16-mixed", "use_distributed_sampler": False}
+    trainer = quiet_trainer(
+        *(*spine, *callbacks, NoSync()), max_steps=12, limit_val_batches=0, log_every_n_steps=100, **options
     )
     trainer.fit(tiny_module(compile=compile, dropout=0.1), datamodule=NumberedData())
     assert trainer.global_step == 12

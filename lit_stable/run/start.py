@@ -41,6 +41,7 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
         f"lit-stable {__version__}, torch {torch.__version__}",
         f"hardware: {trainer.world_size} x {hardware}; started by {describe_launcher()};"
         f" strategy {type(trainer.strategy).__name__}{layout(trainer)}; precision {trainer.precision}",
+        *loss_scale_policy(trainer),
         f"model: {sum(module.parameter_parts(module).values()):,} parameters; {module.describe()}",
         f"attention: {attention(trainer, module)}",
         f"compiled: {module.compiled}; activations {_kept(module.recompute)}",
@@ -88,6 +89,12 @@ def _kept(recompute: Recompute) -> str:
     if recompute == "selective":
         return "recomputed block by block, but for attention and half of the products"
     return "recomputed block by block" if recompute else "kept"
+
+
+def loss_scale_policy(trainer: Trainer) -> list[str]:
+    """A line, where gradients are scaled by a policy of ours."""
+    policy = getattr(getattr(trainer.precision_plugin, "scaler", None), "policy", None)
+    return [] if policy is None else [f"loss scale: {describe(policy)}"]
 
 
 def describe(thing: Any, defaults: bool = False) -> str:

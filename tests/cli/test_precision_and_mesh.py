@@ -33,7 +33,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_fp16_trains_on_a_cpu_by_name_and_logs_its_scale(recipe: Path, words: list[str], precision: str) -> None:
     done = fit("--config", recipe, *words, "--loss_scale.init", "512", "--loss_scale.window", "2")
-    assert f"precision {precision}\n" in done.out
+    assert f"precision {precision}\nloss scale: LossScale(init=512.0, window=2)\n" in done.out
     (path,) = Path(re.search(r"^logs +(\S+)$", done.out, re.MULTILINE)[1]).glob("csv-*/metrics.csv")  # type: ignore[index]
     with path.open() as file:
         scales = [row["loss_scale"] for row in csv.DictReader(file) if row["loss_scale"]]

@@ -35,7 +35,7 @@ from lit_stable.optim.build import build_optimizer
 from lit_stable.optim.options import ADAMW, OptimizerOptions
 from lit_stable.optim.schedule import LRSchedule, resolve_conflict
 from lit_stable.optim.write_back import recipe_values, write_back
-from lit_stable.strategies.mesh import data_mesh, tensor_mesh
+from lit_stable.strategies.mesh import ONE_COPY, data_mesh, tensor_mesh
 from lit_stable.strategies.precisions import BF16_TRUE_WARNING, precision_problem
 from lit_stable.strategies.predivide import predivide_gradients, refuse_factor
 from lit_stable.training_loss import TrainingLoss
@@ -148,6 +148,7 @@ class GPTModule(ModelFacts):
             compile=compile,
             fixed_shapes=fixed_shapes,
             recompute=self.recompute,
+            reshard_after_forward=getattr(self.trainer.strategy, "layout", ONE_COPY).reshard_after_forward,
         )
 
     def begin_with(self, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -22,6 +22,7 @@ from lit_stable.cli.turning_points import turning_points
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.model.memory import memory_per_device
+from lit_stable.model.sharding import GATHERED_BYTES
 from lit_stable.module import GPTModule
 from lit_stable.optim.build import optimizer_groups
 from lit_stable.optim.groups import audit
@@ -77,7 +78,7 @@ def check(
         batches(module, data, features, ranks, trainer["max_steps"]),
         reading(data, features, trainer["max_steps"]),
         *_states(plans),
-        _memory(module, outline, data, devices, mesh, trainer, plans),
+        _memory(memory_parts(module, data, trainer, features, devices, mesh)),
         "\n".join(
             [
                 cadences(validate_every, checkpoints, rows),
@@ -144,35 +145,53 @@ def _states(plans: list[TensorPlan] | None) -> list[str]:
     return [] if plans is None else [state_table(plans)]
 
 
-def _memory(
+def memory_parts(
     module: GPTModule,
-    outline: nn.Module,
     data: TokenDataModule,
-    devices: int,
-    mesh: MeshOptions,
     trainer: Mapping[str, Any],
-    plans: list[TensorPlan] | None,
-) -> str:
-    precision = full_name(trainer["precision"])
-    stored = 2 if precision == "bf16-true" else 4
-    strategy = trainer["strategy"]
+    features: Mapping[str, Callback],
+    devices: int,
+    mesh: MeshOptions = ONE_COPY,
+) -> dict[str, float]:
+    """What takes memory on one of ``devices``: bytes by name, see `memory_per_device`. Arguments as for `check`."""
+    with torch.device("meta"):
+        outline = module.outline()
+    _freeze(outline, features)
+    precision, strategy = full_name(trainer["precision"]), trainer["strategy"]
+    stored, width = 2 if precision == "bf16-true" else 4, 4 if precision == "32-true" else 2
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     shards = devices // mesh.replicate if name.lower().startswith("fsdp") else 1
-    parts = memory_per_device(
+    return memory_per_device(
         module.config,
         micro_batch=data.micro_batch,
         length=data.sequence_length,
         shards=shards,
         tensor_parallel=mesh.tensor_parallel,
-        width=4 if precision == "32-true" else 2,
+        width=width,
         stored=stored,
         recompute=module.recompute,
-        state_bytes=_state_bytes(module, outline, plans, stored),
+        weight_bytes=stored * _count(outline),
+        gradient_bytes=stored * _count(outline, trainable_only=True),
+        state_bytes=_state_bytes(module, outline, _plans(outline, features), stored),
         compiled=module.compile_option != "off",
+        gathered=_gathered(name.lower(), shards, mesh, _count(outline) * width),
+        accumulates=data.global_batch > data.micro_batch * (devices // mesh.tensor_parallel),
     )
-    parts["weights"], parts["gradients"] = (stored * _count(outline, only) / shards for only in (False, True))
-    listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items())
+
+
+def _memory(parts: Mapping[str, float]) -> str:
+    listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"
+
+
+def _gathered(strategy: str, shards: int, mesh: MeshOptions, size: int) -> Literal["none", "some", "all"]:
+    """How much of the sharded weights, ``size`` bytes over all tensor-parallel ranks, a device gathers at once."""
+    if not strategy.startswith("fsdp") or (shards == 1 and not strategy.startswith("fsdp2")):
+        return "none"  # FSDP1 alone leaves its weights as they are
+    frees = mesh.reshard_after_forward
+    if frees is None:
+        frees = size / mesh.tensor_parallel > GATHERED_BYTES
+    return "some" if frees or not strategy.startswith("fsdp2") else "all"
 
 
 def _checkpoints(

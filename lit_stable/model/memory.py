@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from lit_stable.model.attention_kernels import choose_kernel
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.formulas import block_norms, mlp_inputs, parameter_count
@@ -17,11 +20,15 @@ def memory_per_device(
     width: int,
     recompute: Recompute,
     stored: int = 4,
+    weight_bytes: float | None = None,
+    gradient_bytes: float | None = None,
     state_bytes: float | None = None,
     tensor_parallel: int = 1,
     compiled: bool = True,
+    gathered: Literal["none", "some", "all"] = "none",
+    accumulates: bool = True,
 ) -> dict[str, float]:
-    """Bytes by what they hold: weights, gradients, optimizer states (all sharded), activations, logits.
+    """Bytes by what they hold: weights, gradients, optimizer states (all sharded), gathered weights, activations, ...
 
     Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4) for a flash-style attention, which keeps
     no attention matrix: per layer the inputs of norms, linears and non-linearities that the backward pass reads. Under
@@ -35,11 +42,19 @@ def memory_per_device(
         width: Bytes of an activation: 2 in 16 bits, else 4.
         recompute: Activation checkpointing.
         stored: Bytes of a stored weight, gradient or moment.
-        state_bytes: Of the optimizer states over all shards; ``None``: two moments of ``stored`` bytes.
+        weight_bytes: Of the weights over all shards; ``None``: ``stored`` bytes for each of the GPT's.
+        gradient_bytes: Of the gradients, likewise; ``None``: one for each weight.
+        state_bytes: Of the optimizer states, likewise; ``None``: two moments of ``stored`` bytes.
         tensor_parallel: Devices that split the inside of the sub-layers; logits are gathered on each.
         compiled: Whether blocks are compiled, on CUDA.
+        gathered: Sharded weights that a device has whole, in ``width`` bytes, when activations are at their largest:
+            none; those outside of the blocks and of two blocks, of which one is under way; or all.
+        accumulates: A step has several micro-batches, so that gradients are there while activations are. Else they
+            take the place of activations as those are freed, and what is counted is what they take beyond that.
     """
     parameters = parameter_count(config)
+    one_block = parameter_count(replace(config, n_layer=config.n_layer + 1)) - parameters
+    whole = {"none": 0, "some": parameters - max(config.n_layer - 2, 0) * one_block, "all": parameters}[gathered]
     tokens = micro_batch * length
     block = tokens * _block_bytes_per_token(config, length, width, tensor_parallel, compiled)
     stream = 4 if config.residual_fp32 else width
@@ -47,15 +62,19 @@ def memory_per_device(
     if recompute:
         inside = _dear_bytes_per_token(config, width) / tensor_parallel if recompute == "selective" else 0
         kept = config.n_layer * tokens * (config.d_model * stream + inside) + block
+    kept += _mask_bytes(config, micro_batch, length, compiled)
     # The logits, over which the loss writes their gradient on CUDA; under a cap its tanh and the logits before it.
     logit = 4 if config.head_fp32 else width
-    per_logit = logit + (4 + logit if config.logit_soft_cap is not None else 0)
+    logits = tokens * config.vocab_size * (logit + (4 + logit if config.logit_soft_cap is not None else 0))
+    every_weight = stored * parameters
+    gradients = (every_weight if gradient_bytes is None else gradient_bytes) / shards
     return {
-        "weights": stored * parameters / shards,
-        "gradients": stored * parameters / shards,
-        "optimizer states": (2 * stored * parameters if state_bytes is None else state_bytes) / shards,
-        "activations": kept + _mask_bytes(config, micro_batch, length, compiled),
-        "logits": tokens * config.vocab_size * per_logit,
+        "weights": (every_weight if weight_bytes is None else weight_bytes) / shards,
+        "gradients": gradients if accumulates else max(gradients - kept - logits, 0),
+        "optimizer states": (2 * every_weight if state_bytes is None else state_bytes) / shards,
+        **({"gathered weights": width * whole / tensor_parallel} if whole else {}),
+        "activations": kept,
+        "logits": logits,
     }
 
 

@@ -6,6 +6,7 @@ So the whole model never exists unsharded on one device, and its numbers do not 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -24,6 +25,13 @@ Compiled = Literal["off", "blocks", "whole"]
 
 FP32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
+UNIT_PARAMETERS = 2**25
+"""Neighbouring blocks that have no more than this together are gathered as one: the hooks of small ones, a few hundred
+microseconds of the host for each, would take longer than what the device does meanwhile."""
+
+GATHERED_BYTES = 3 * 2**30
+"""A model whose gathered weights take no more stays gathered from its forward pass to its backward pass."""
+
 
 def build_gpt(
     config: GPTConfig,
@@ -36,6 +44,7 @@ def build_gpt(
     compile: Compiled = "off",
     fixed_shapes: bool = True,
     recompute: Recompute = False,
+    reshard_after_forward: bool | None = None,
 ) -> GPT:
     """Build a GPT on ``device``, initialised from ``seed``, and shard it over ``mesh`` if there is one.
 
@@ -50,6 +59,8 @@ def build_gpt(
             FSDP2's hooks stay outside of the compiled code. ``whole``: from token ids to logits; without a ``mesh``.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: What of a block is computed again in the backward pass, see `recomputing`.
+        reshard_after_forward: Free a block's gathered weights until its backward pass; ``None``: where all of a
+            device take more than `GATHERED_BYTES`.
 
     Raises:
         ValueError: when the model cannot be split over so many ranks; one line per problem.
@@ -59,14 +70,20 @@ def build_gpt(
     with torch.device("meta"):
         gpt = GPT(config)
     gpt.blocks_compiled = compile != "off"
-    for index, block in enumerate(gpt.blocks):
-        _materialise(block, f"blocks.{index}.", config, device, seed)
-        if tensor_mesh is not None:
-            assert isinstance(block, Block)
-            split_block(block, tensor_mesh)
-        _wrap_residual(block, compile == "blocks", fixed_shapes, recompute)
+    if reshard_after_forward is None:
+        split = 1 if tensor_mesh is None else tensor_mesh.size()
+        reshard_after_forward = not stays_gathered(_parameters(gpt) // split, policy)
+    index = 0
+    for unit in _units(list(gpt.blocks)):
+        for block in unit:
+            _materialise(block, f"blocks.{index}.", config, device, seed)
+            index += 1
+            if tensor_mesh is not None:
+                assert isinstance(block, Block)
+                split_block(block, tensor_mesh)
+            _wrap_residual(block, compile == "blocks", fixed_shapes, recompute)
         if mesh is not None:
-            _shard(block, mesh, policy)
+            _shard(unit, mesh, policy, reshard_after_forward)
     for name, child in gpt.named_children():
         if name != "blocks":
             _materialise(child, f"{name}.", config, device, seed)
@@ -78,9 +95,30 @@ def build_gpt(
     if mesh is not None:
         # A tied head lives in the root's group, so the root follows the head; else the fp32 head has its own group.
         if config.head_fp32 and not config.tied:
-            _shard(gpt.head, mesh, FP32)
-        _shard(gpt, mesh, FP32 if config.head_fp32 and config.tied else policy)
+            _shard([gpt.head], mesh, FP32)
+        _shard([gpt], mesh, FP32 if config.head_fp32 and config.tied else policy)
     return gpt
+
+
+def stays_gathered(parameters: int, policy: MixedPrecisionPolicy | None) -> bool:
+    """Whether so many parameters are gathered once for a forward and a backward pass."""
+    dtype = policy.param_dtype if policy is not None else None
+    return parameters * (dtype or torch.float32).itemsize <= GATHERED_BYTES
+
+
+def _units(blocks: list[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Neighbours that are gathered together; each block belongs to one unit."""
+    unit: list[nn.Module] = []
+    for block in blocks:
+        if unit and _parameters(*unit, block) > UNIT_PARAMETERS:
+            yield unit
+            unit = []
+        unit.append(block)
+    yield unit
+
+
+def _parameters(*modules: nn.Module) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def norm_parameters(module: nn.Module) -> set[nn.Parameter]:
@@ -112,10 +150,16 @@ def _compiled(function: Any, fixed_shapes: bool) -> Any:
     return torch.compile(function, dynamic=dynamic, options={"fallback_random": True})
 
 
-def _shard(module: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy | None) -> None:
+def _shard(
+    unit: list[nn.Module],
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy | None,
+    reshard_after_forward: bool | None = None,
+) -> None:
     fully_shard(
-        module,
+        unit,
         mesh=mesh,
         mp_policy=policy or MixedPrecisionPolicy(cast_forward_inputs=False),
-        ignored_params=norm_parameters(module),
+        reshard_after_forward=reshard_after_forward,
+        ignored_params=set().union(*(norm_parameters(module) for module in unit)),
     )

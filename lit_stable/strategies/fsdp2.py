@@ -39,6 +39,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             ``False``: one file, gathered on rank 0.
         tensor_parallel: Ranks that split each matrix between them; they see the same samples.
         replicate: Copies of the model, each sharded over the ranks that are left (hybrid sharding).
+        reshard_after_forward: What a module that reads ``layout`` does with gathered weights, see `MeshOptions`.
         process_group_backend: ``nccl`` or ``gloo``; ``None``: what suits the device.
         timeout_minutes: How long a collective may wait for the slowest rank.
 
@@ -53,6 +54,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         save_distributed_checkpoint: bool = True,
         tensor_parallel: int = 1,
         replicate: int = 1,
+        reshard_after_forward: bool | None = None,
         process_group_backend: str | None = None,
         timeout_minutes: float = 30.0,
     ) -> None:
@@ -60,7 +62,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             raise MisconfigurationException(
                 f"torch {torch.__version__}: strategy fsdp2 needs torch 2.7 or newer; or use ddp."
             )
-        self.layout = MeshOptions(tensor_parallel, replicate)
+        self.layout = MeshOptions(tensor_parallel, replicate, reshard_after_forward)
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,

@@ -25,6 +25,10 @@ class MeshOptions:
     """Copies of the model, each sharded over ranks / (replicate x tensor_parallel): hybrid sharding, in which
     parameters are gathered inside a copy (a node, say) and only gradients cross."""
 
+    reshard_after_forward: bool | None = None
+    """Free the gathered weights of blocks after the forward pass and gather them again in the backward pass; null: only
+    where they take more than 3 GiB. Numbers do not depend on it."""
+
     def __post_init__(self) -> None:
         problems = [
             f"mesh.{name}={value}: must be at least 1."
@@ -36,8 +40,8 @@ class MeshOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every rank is one shard of the one copy."""
-        return self.tensor_parallel == self.replicate == 1
+        """Whether every rank is one shard of the one copy, gathered as is usual."""
+        return self == ONE_COPY
 
     def problems(self, ranks: int) -> list[str]:
         """What keeps so many ranks from being laid out like this."""

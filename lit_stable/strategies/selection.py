@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,8 @@ def select(options: Mapping[str, Any], mesh: MeshOptions = ONE_COPY, loss_scale:
         raise MisconfigurationException("\n".join(problems))
     chosen = {**options, "precision": precision}
     if not mesh.is_plain:
-        chosen["strategy"] = FSDP2Strategy(strategy != "fsdp2_full", mesh.tensor_parallel, mesh.replicate)
+        whole = strategy == "fsdp2_full"
+        chosen["strategy"] = FSDP2Strategy(not whole, **dataclasses.asdict(mesh))
     if precision in FP16:
         given = options.get("plugins") or []
         fp16 = _fp16(name, precision, options["accelerator"], loss_scale)
@@ -49,11 +51,11 @@ def mesh_problems(strategy: str, mesh: MeshOptions) -> list[str]:
     if mesh.is_plain or strategy in ("fsdp2", "fsdp2_full"):
         return []
     remedy = "give them to the class" if strategy == "FSDP2Strategy" else "set trainer.strategy to fsdp2 or fsdp2_full"
-    asked = {"tensor_parallel": mesh.tensor_parallel, "replicate": mesh.replicate}
+    usual = dataclasses.asdict(ONE_COPY)
     return [
         f"mesh.{name}={value}: strategy {strategy} does not read it; {remedy}."
-        for name, value in asked.items()
-        if value > 1
+        for name, value in dataclasses.asdict(mesh).items()
+        if value != usual[name]
     ]
 
 

@@ -24,6 +24,7 @@ NAMES = [
     "damaged_shard",
     "compiled_blocks",
     "recomputed_blocks",
+    "blocks_gathered_alone",
 ]
 
 
@@ -97,4 +98,10 @@ def test_compiled_blocks_train_the_same_and_compile_once(result: dict[str, Any])
 
 @of("recomputed_blocks")
 def test_recomputing_blocks_changes_no_bit(result: dict[str, Any]) -> None:
+    assert result["difference"] == 0.0
+
+
+@of("blocks_gathered_alone")
+def test_which_blocks_are_gathered_together_and_how_often_changes_no_bit(result: dict[str, Any]) -> None:
+    assert result["units"] == [2, 4]  # the root, and all three blocks or each
     assert result["difference"] == 0.0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from lit_stable.model.config import GPTConfig
@@ -88,3 +91,27 @@ def test_recomputation_keeps_the_stream_and_one_block():
 def test_logits_are_there_once_and_capped_ones_beside_what_they_were():
     assert plan()["logits"] == TOKENS * 50 * 2
     assert plan(logit_soft_cap=30.0)["logits"] == TOKENS * 50 * 8
+
+
+def test_gathered_weights_are_the_ends_and_two_blocks_or_all():
+    config = GPTConfig(vocab_size=50, n_layer=LAYERS, n_head=4, d_model=D, max_length=32)
+    none, some, everything = (
+        sharded(config, gathered=kind).get("gathered weights", 0) for kind in ("none", "some", "all")
+    )
+    one_block = parameter_count(replace(config, n_layer=LAYERS + 1)) - parameter_count(config)
+    assert none == 0
+    assert everything == 2 * parameter_count(config)
+    assert everything - some == 2 * one_block  # of three
+
+
+def test_gradients_of_a_single_micro_batch_take_the_place_of_activations():
+    config = GPTConfig(vocab_size=50, n_layer=LAYERS, n_head=4, d_model=D, max_length=32)
+    several, single = sharded(config), sharded(config, accumulates=False)
+    assert several["gradients"] == 4 * parameter_count(config) / 2
+    assert single["gradients"] == max(0, several["gradients"] - several["activations"] - several["logits"])
+    large = sharded(config, accumulates=False, gradient_bytes=1e9)
+    assert large["gradients"] + large["activations"] + large["logits"] == 1e9 / 2
+
+
+def sharded(config: GPTConfig, **options: Any) -> dict[str, float]:
+    return memory_per_device(config, micro_batch=2, length=32, shards=2, width=2, recompute=False, **options)

@@ -41,6 +41,7 @@ def test_only_the_default_is_plain():
     assert MeshOptions().is_plain
     assert not MeshOptions(tensor_parallel=2).is_plain
     assert not MeshOptions(replicate=2).is_plain
+    assert not MeshOptions(reshard_after_forward=True).is_plain
 
 
 def test_the_data_parallel_part_has_one_dimension_or_copies_by_shards():

@@ -12,17 +12,21 @@ import os
 import signal
 import sys
 import traceback
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from tiny_gpt_run import Fit, SaveEveryMicroBatch, equal_bits, fit, largest_difference
 
 from lit_stable.callbacks import GracefulStop, GradNorm, Progress, global_grad_norm
 from lit_stable.callbacks.checkpoint_files import shard_files
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
+from lit_stable.model import sharding
+from lit_stable.strategies.mesh import MeshOptions
 
 ACCELERATOR = "cpu"
 SCENARIOS: dict[str, Any] = {}
@@ -252,6 +256,19 @@ def recomputed_blocks() -> dict[str, Any]:
     kept = fit2("fsdp2", steps=3, dropout=0.1)
     again = fit2("fsdp2", steps=3, dropout=0.1, recompute=True)
     return {"difference": largest_difference(kept.weights, again.weights)}
+
+
+@scenario
+def blocks_gathered_alone() -> dict[str, Any]:
+    """Blocks gathered one by one, and again in the backward pass, against all of them once."""
+    together = fit2("fsdp2", steps=3, n_layer=3)
+    with unittest.mock.patch.object(sharding, "UNIT_PARAMETERS", 0):
+        alone = fit2("fsdp2", steps=3, n_layer=3, mesh=MeshOptions(reshard_after_forward=True))
+    units = [
+        len({id(fully_shard.state(m)) for m in run.module.modules() if isinstance(m, FSDPModule)})
+        for run in (together, alone)
+    ]
+    return {"difference": largest_difference(together.weights, alone.weights), "units": units}
 
 
 def main() -> None:

@@ -204,6 +204,19 @@ def fsdp1_shards(model: nn.Module) -> tuple[set[nn.Parameter], Any]:
     return shards, group
 
 
+def free_gathered_fsdp1(model: nn.Module) -> None:
+    """Free what FSDP1 keeps gathered: after a forward pass without a backward pass, the parameters of its root.
+
+    It gathers again only what is not there, so a step in between would not reach the next forward pass.
+    """
+    from torch.distributed.fsdp import FullyShardedDataParallel, _runtime_utils
+
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        handle = module._handle
+        if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():
+            _runtime_utils._reshard(module, handle, True)
+
+
 def keep_fsdp1_wrapper(trainer: Trainer) -> None:
     """Let the next fit of the model that was just trained take the wrapper of FSDP1 around it; ``forget`` undoes it.
 

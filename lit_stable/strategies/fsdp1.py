@@ -8,6 +8,7 @@ from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.extra_forward import reshard
 from lit_stable.model.gpt import Block
 from lit_stable.strategies.loss_scale import LossScaler
 
@@ -33,6 +34,17 @@ class FSDP1Strategy(FSDPStrategy):
         super().setup_environment()
         if problem := one_device_problem(str(self.precision_plugin.precision), self.world_size):
             raise MisconfigurationException(problem)
+
+    def on_validation_end(self) -> None:
+        self._reshard()
+
+    def on_test_end(self) -> None:
+        self._reshard()
+
+    def _reshard(self) -> None:
+        # Weights that are loaded after an evaluation, by a run that steps back, would not reach the next forward pass.
+        assert self.model is not None
+        reshard(self.model)
 
     @property
     def precision_plugin(self) -> FSDPPrecision:

@@ -15,11 +15,12 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.extra_forward import reshard
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.strategies.fsdp2_precision import as_policy
 from lit_stable.strategies.gradients import average_copied_gradients, average_whole_gradients
@@ -140,9 +141,7 @@ class FSDP2Strategy(ModelParallelStrategy):
         # The root keeps its parameters gathered after a forward pass, for the backward pass that an evaluation never
         # runs: until the next training step the module's parameters would not be those that the optimizer holds.
         assert self.model is not None
-        for module in self.model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
+        reshard(self.model)
 
 
 def averages_gradients(mesh: DeviceMesh) -> bool:

@@ -193,7 +193,7 @@ def test_the_strategys_mesh_is_a_private_attribute_that_is_none_before_the_proce
 
 def test_fsdp1_keeps_shards_under_these_names() -> None:
     """FSDP1 wants an accelerator, so its parts are looked at one by one; on GPUs a distributed test runs them."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, _common_utils, _flat_param
+    from torch.distributed.fsdp import FullyShardedDataParallel, _common_utils, _flat_param, _runtime_utils
 
     state = vars(_common_utils._FSDPState())
     assert state["_handle"] is None
@@ -204,6 +204,11 @@ def test_fsdp1_keeps_shards_under_these_names() -> None:
     plain = torch.nn.Linear(2, 2)
     assert FullyShardedDataParallel.fsdp_modules(plain) == []
     assert private_names.fsdp1_shards(plain) == (set(), None)
+    assert list(inspect.signature(_runtime_utils._reshard).parameters) == [
+        *("state", "handle", "free_unsharded_flat_param"),
+    ]
+    assert callable(_flat_param.FlatParamHandle.needs_unshard)
+    private_names.free_gathered_fsdp1(plain)
 
 
 def test_the_next_fit_can_take_the_wrapper_of_the_last() -> None:

@@ -14,6 +14,7 @@ NAMES = [
     "bits_ddp",
     "bits_fsdp2",
     "bits_fsdp2_bf16",
+    "watched_fsdp",
     "late_in_every_training_step_ddp",
     "late_in_every_batch_fsdp2",
     "late_once_fsdp2",
@@ -46,6 +47,15 @@ def test_all_numbers_are_those_of_the_definitions_and_equal_on_both_ranks(result
 @of("bits_ddp", "bits_fsdp2", "bits_fsdp2_bf16")
 def test_a_watched_run_is_bit_identical(result: dict[str, Any]) -> None:
     assert result == {"bits": [True, True], "rows": True}
+
+
+@of("watched_fsdp")
+def test_a_watched_run_under_fsdp1_is_the_run_unwatched_and_has_the_numbers_of_ddp(result: dict[str, Any]) -> None:
+    assert result["apart"] == 0.0
+    assert result["freed"] == [True]
+    assert result["off"] < 1e-3
+    assert result["count"] > 80
+    assert result["violations"] == 0
 
 
 @of("late_in_every_training_step_ddp", "late_in_every_batch_fsdp2")

@@ -33,8 +33,9 @@ def test_numbers_of_a_sharded_run_are_those_of_the_definitions(result: dict[str,
 @of("watched_fsdp")
 def test_fsdp1_is_watched_and_not_changed(result: dict[str, Any]) -> None:
     assert result["apart"] < 2e-3  # attention's backward pass sums in no fixed order
+    assert result["freed"] == [True]
     assert result["off"] < 1e-3  # against the same run under DDP
-    assert result["count"] > 100
+    assert result["count"] > 80
     assert result["violations"] == 0
 
 

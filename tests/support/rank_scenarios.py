@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, Trainer
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from tiny_gpt_run import Fit, SaveEveryMicroBatch, equal_bits, fit, largest_difference
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from lit_stable.callbacks import GracefulStop, GradNorm, Progress, global_grad_norm
 from lit_stable.callbacks.checkpoint_files import shard_files

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import rank_scenarios
 import torch
 import torch.distributed as dist
 from activations_by_hand import LastBatch, expected_of
 from by_hand import ByHand, differences, norm, whole
+from fsdp1_on_cpu import FSDP1OnCPU
 from lightning.pytorch import Callback, Trainer
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
 from text_logger import TextLogger
+from tiny_fit import Watch
 from tiny_gpt_run import LENGTH, MICRO_BATCH, Fit, equal_bits, tiny_module
 from tokens_by_hand import by_hand
 from torch import nn
@@ -116,16 +119,24 @@ def bits_fsdp2_bf16() -> dict[str, Any]:
     return _bits("fsdp2", precision="bf16-mixed", tied=False, head_fp32=True, recompute=False)
 
 
+def _fsdp1() -> Any:
+    return "fsdp" if rank_scenarios.ACCELERATOR == "gpu" else FSDP1OnCPU()
+
+
 @scenario
 def watched_fsdp() -> dict[str, Any]:
-    """FSDP1: its run with monitors is the run without, and numbers are those of DDP."""
-    bare = fit2("fsdp", steps=3)
-    watched, other = (fit2(strategy, steps=3, callbacks=everything()) for strategy in ("fsdp", "ddp"))
+    """FSDP1: its run with monitors, passes without gradients among them, is the run without; numbers are DDP's."""
+    bare = fit2(_fsdp1(), steps=3)
+    freed: set[bool] = set()
+    note = Watch("on_train_batch_start", lambda trainer, *_: freed.add(trainer.strategy.model._handle.needs_unshard()))
+    watched = fit2(_fsdp1(), steps=3, callbacks=(*everything(), note))
+    other = fit2("ddp", steps=3, callbacks=everything())
     rows = torch.tensor(bare.rows) - torch.tensor(watched.rows)
     families = ("weight_rms", "norm_gain", "grad_norm_", "update_rms", "adam_grad_rms", "activation_rms", "log_z")
     ours, theirs = (numbers(run, *(f"stability/{family}" for family in families)) for run in (watched, other))
     return {
         "apart": float(rows.abs().max()),
+        "freed": sorted(freed),  # after a validation too
         "off": max(abs(ours[name] - value) / (abs(value) + 1e-3) for name, value in theirs.items()),
         "count": len(theirs),
         "violations": numbers(watched, "stability/invariant_violations")["stability/invariant_violations"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -71,7 +72,24 @@ class StabilityCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Lightning calls no teardown after an exception; what was touched must not outlive the fit for that.
-        self.teardown(trainer, pl_module, "fit")
+        try:
+            self.last_words(trainer, pl_module, exception)
+        except Exception as second:
+            self._tell_beside(exception, second)
+        try:
+            self.teardown(trainer, pl_module, "fit")
+        except Exception as second:
+            self._tell_beside(exception, second)
+
+    def _tell_beside(self, first: BaseException, second: Exception) -> None:
+        # Raised, it would stand in the place of the first, and no other callback would be called.
+        warnings.warn(f"{type(self).__name__}, after {type(first).__name__}: {second}", stacklevel=1)
+
+    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """What is still to be said when the fit has failed, before ``teardown``.
+
+        The device may be gone: an error from here, as from ``teardown``, is a warning beside the first one.
+        """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         refuse_twins(trainer, self)

@@ -171,7 +171,7 @@ class BlackBox(StabilityCallback):
         while self._due:
             self._write(trainer, pl_module, self._due.pop(0))
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, Exception):
             if self._open.samples:  # the step that failed is the one to look at
                 self._close(trainer, Progress.of(trainer).steps + (Progress.of(trainer).pending_samples > 0))
@@ -179,7 +179,6 @@ class BlackBox(StabilityCallback):
             step = self._rows[-1].step if self._rows else 0
             for event in [*self._due, Event(step, "exception", evidence, rank=trainer.global_rank)]:
                 self._write(trainer, pl_module, event)
-        super().on_exception(trainer, pl_module, exception)
 
     def _write(self, trainer: Trainer, module: LightningModule, event: Event) -> None:
         try:

@@ -200,9 +200,8 @@ class Detectors(StabilityCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._flush()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._flush()
-        super().on_exception(trainer, pl_module, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._trainer = None

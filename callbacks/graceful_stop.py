@@ -110,10 +110,9 @@ class GracefulStop(StabilityCallback):
         save_now(trainer, self.dirpath)
         self._end.end(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, Rewind) and not self.signal:
             self._hand_over(exception)
-        super().on_exception(trainer, pl_module, exception)
 
     def _hand_over(self, rewind: Rewind) -> None:
         """What was received goes to the next fit, or by the exit code to whoever would start the process again."""

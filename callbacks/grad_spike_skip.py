@@ -207,9 +207,8 @@ class GradSpikeSkip(StabilityCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._tell(self._log.flush())
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._tell(self._log.flush())
-        super().on_exception(trainer, pl_module, exception)
 
     def in_force(self) -> dict[str, Tensor]:
         """What the step now under way was judged by, on the device, for who records it."""

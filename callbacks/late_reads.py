@@ -70,9 +70,8 @@ class LateReads(StabilityCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.flush()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.flush()
-        super().on_exception(trainer, pl_module, exception)
 
     def state_dict(self) -> dict[str, Any]:
         self.flush()  # before other callbacks are asked for what they have read

@@ -98,9 +98,8 @@ class StepWatch(StabilityCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._note_loss(trainer, pl_module)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._note_loss(trainer, pl_module)
-        super().on_exception(trainer, pl_module, exception)
 
     def _note_loss(self, trainer: Trainer, module: Any) -> None:
         progress = Progress.of(trainer)

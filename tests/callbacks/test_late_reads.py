@@ -7,7 +7,7 @@ import torch
 from late_on_a_cpu import lagging
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
 
-from lit_stable.callbacks import AccumulationWindows, LateReads
+from lit_stable.callbacks import AccumulationWindows, Detectors, LateReads
 
 
 def fit(late: LateReads, said: list[Any], *more: Any, **options: Any) -> Any:
@@ -63,3 +63,24 @@ def test_an_error_loses_no_row() -> None:
     with pytest.raises(RuntimeError, match="now"):
         fit(lagging(), said, Watch("on_train_batch_end", fail))
     assert said[-1] == [1.0, 0.5]
+
+
+def test_an_error_stays_the_first_where_the_device_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is read after it nor what is undone takes its place, and whoever comes later is still called."""
+
+    def gone(*args: Any) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def fail(*args: Any) -> None:
+        raise ValueError("the first")
+
+    later, undone = Detectors(), lagging()
+    monkeypatch.setattr(undone, "flush", gone)
+    monkeypatch.setattr(later, "teardown", gone)
+    heard: list[str] = []
+    last = Watch("on_exception", lambda trainer, exception: heard.append(str(exception)))
+    with pytest.warns(UserWarning, match="after ValueError") as said, pytest.raises(ValueError, match="the first"):
+        quiet_trainer(undone, later, Watch("on_train_batch_end", fail), last).fit(TinyModule(), TinyData())
+    assert heard == ["the first"]
+    beside = "after ValueError: an illegal memory access was encountered"
+    assert {str(w.message) for w in said} == {f"LateReads, {beside}", f"Detectors, {beside}"}

@@ -44,7 +44,8 @@ class Detectors(StabilityCallback):
     the loss scale and every logged scalar whose name ``surge`` watches; at validations ``val/loss`` or ``val_loss``.
     Numbers travel to the host without a wait and are read ``LAG`` = 4 steps late on CUDA, before a save and at the end
     at once. What is said depends on the numbers alone: the same on all ranks, and after a resume. Under a loss scale a
-    gradient norm that is not finite is an overflow, which the scaler cures, and no spike.
+    gradient norm that is not finite is an overflow, which the scaler cures, and no spike; many in a row are told by
+    ``loss_scale``.
 
     What is found is an event (see :func:`~.events.emit`): one line for people, one in ``events.jsonl``, a text to the
     loggers; with the stream indices of the samples of its step. :class:`~.alarm.Alarm` runs a command for each.
@@ -172,6 +173,8 @@ class Detectors(StabilityCallback):
         values: dict[int, dict[str, float]] = {}
         for (step,), (loss, norm) in steps:
             values[step] = {"loss": loss, "grad_norm": norm}
+            if scaled:
+                values[step]["overflow"] = float(not math.isfinite(norm))
             if scaled and not math.isfinite(norm):
                 del values[step]["grad_norm"]
         for (step,), row in logged:

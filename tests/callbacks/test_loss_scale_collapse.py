@@ -30,3 +30,22 @@ def test_below_the_floor_is_an_event_of_its_own() -> None:
 def test_a_scale_that_rose_again_is_told_again() -> None:
     fall = [65536.0 / 2**n for n in range(8)]
     assert len(watch([*fall, *reversed(fall), *fall])) == 2
+
+
+def test_steps_that_overflow_for_ever_at_the_lowest_scale_are_told_once() -> None:
+    """The scale stands still at its threshold, above the floor, and no step is taken."""
+    detector = LossScaleCollapse(overflows=5)
+    overflows = [0.0] * 9 + [1.0] * 4 + [0.0] + [1.0] * 30 + [0.0] + [1.0] * 5
+    # The scale is logged at every tenth step alone.
+    values = [{"overflow": o, **({} if n % 10 else {"loss_scale": 4.0})} for n, o in enumerate(overflows)]
+    found = [e for n, seen in enumerate(values) for e in detector.observe(n, seen)]
+    assert [(e.step, e.evidence) for e in found] == [(step, {"loss_scale": 4.0, "overflows": 5.0}) for step in (18, 49)]
+
+
+def test_a_scale_that_looks_for_its_level_is_healthy() -> None:
+    """torch's first scale, 2^16, over gradients that fit at 2^11: five overflows at the start of a run."""
+    detector = LossScaleCollapse()
+    scales = [2.0 ** max(16 - n, 11) for n in range(3000)]
+    assert not [
+        e for n, s in enumerate(scales) for e in detector.observe(n, {"overflow": float(n < 5), "loss_scale": s})
+    ]

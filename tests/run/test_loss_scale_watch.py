@@ -12,8 +12,10 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from tiny_gpt_run import Fit, equal_bits, fit, largest_difference, tiny_module
 
-from lit_stable.callbacks import GradSpikeSkip, Progress
+from lit_stable.callbacks import Detectors, GradSpikeSkip, Progress
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.events import read_events
+from lit_stable.callbacks.loss_scale_collapse import LossScaleCollapse
 from lit_stable.run.loss_scale_watch import LossScaleWatch
 from lit_stable.strategies.loss_scale import LossScale
 
@@ -151,3 +153,13 @@ def test_an_optimizer_without_a_fused_kernel_is_counted_too() -> None:
     run = fp16(2, module=module)
     assert Progress.of(run.trainer).skipped == 1
     assert torch.isfinite(run.weights["gpt.wte.weight"]).all()
+
+
+def test_a_run_that_stands_at_its_threshold_is_told_of() -> None:
+    """Above the detectors' floor, with halvings too few to count: no step is taken, and the scale no longer falls."""
+    detectors = Detectors(loss_scale=LossScaleCollapse(overflows=3), spike=None)
+    run = fp16(*range(1, 6), loss_scale=LossScale(init=8.0, threshold=4.0), callbacks=(detectors,))
+    found = read_events(Path(run.trainer.default_root_dir) / "events.jsonl")
+    assert [(e.step, e.kind, e.evidence) for e in found] == [
+        (3, "loss_scale_collapse", {"loss_scale": 4.0, "overflows": 3.0})
+    ]

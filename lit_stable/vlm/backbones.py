@@ -18,6 +18,7 @@ from lit_stable.weights.stored_model import read_record
 
 VISION = "sight.vision."  # in front of its names in a VLMModule
 SIGHT = "sight"  # in a checkpoint's record: the options of new blocks and vision backbone
+HF = "hf"  # in that record: the settings of a vision model of transformers
 _OF_A_RUN = {"run", "hf"}  # options of a vision backbone that say where it comes from
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from lit_stable.callbacks.extra_forward import evaluating
 from lit_stable.callbacks.generation import continue_tokens
 from lit_stable.model.gpt import GPT
-from lit_stable.vlm.backbones import SIGHT
+from lit_stable.vlm.backbones import HF, SIGHT
 from lit_stable.vlm.options import GatedOptions, VisionOptions
 from lit_stable.vlm.sight import Sight
 from lit_stable.weights.stored_model import build_model, open_model
 
 
 def open_vlm(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Sight]:
-    """The language model and its eyes in a checkpoint, in evaluation mode; the backbones' own are not needed.
+    """The language model and its eyes in a checkpoint, in evaluation mode; neither backbone's own place is needed.
 
     Raises:
         ValueError: when the checkpoint is of a model without eyes.
@@ -26,7 +26,7 @@ def open_vlm(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Sight
     record = stored.record.get(SIGHT)
     if record is None:
         raise ValueError(f"{path}: is of a model that does not see; give a checkpoint of `system: vlm`.")
-    sight = Sight(stored.config, GatedOptions(**record["gated"]), VisionOptions(**record["vision"]))
+    sight = Sight(stored.config, GatedOptions(**record["gated"]), VisionOptions(**record["vision"]), record.get(HF))
     prefix = f"{SIGHT}."
     entries = {e.name.removeprefix(prefix): e for e in stored.tensors.weights() if e.name.startswith(prefix)}
     sight.load_state_dict({name: entry.read() for name, entry in entries.items()})

@@ -20,12 +20,11 @@ from lit_stable.module import GPTModule
 from lit_stable.optim.options import ADAMW, OptimizerOptions
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.strategies.mesh import data_mesh, tensor_mesh
-from lit_stable.vlm.backbones import SIGHT, find_backbone, tokenizer_problems, vision_weights
+from lit_stable.vlm.backbones import HF, SIGHT, find_backbone, tokenizer_problems, vision_weights
 from lit_stable.vlm.options import GatedOptions, VisionOptions, tensor_parallel_problem
 from lit_stable.vlm.sight import Sight, build_sight
 from lit_stable.vlm.vision import TransformersVision
 
-HF = "hf"  # in that record: the settings of a vision model of transformers
 # What of the record of new blocks and vision backbone leaves weights what they mean.
 _FREE = {"init_std", "run"}
 

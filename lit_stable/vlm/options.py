@@ -147,7 +147,9 @@ class VisionOptions:
         if not problems and self.d_model % self.n_head:
             problems.append(f"model.vision.n_head={self.n_head}: must divide d_model={self.d_model}.")
         if self.run is not None and self.hf is not None:
-            problems.append(f"model.vision.run={self.run} and hf={self.hf}: each is a vision backbone; keep one.")
+            problems.append(
+                f"model.vision.run={self.run} and hf={self.hf}: each is a vision backbone; set one of them to null."
+            )
         if problems:
             raise ValueError("\n".join(problems))
 

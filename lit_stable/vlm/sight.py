@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +33,21 @@ class Sight(nn.Module):
         language: The language model's configuration.
         gated: Of the new blocks.
         vision: Of the vision backbone.
+        settings: Of a backbone of `transformers` whose weights a checkpoint has.
 
     Attributes:
         blocks: The new blocks, by the number of the layer that each stands in front of.
     """
 
-    def __init__(self, language: GPTConfig, gated: GatedOptions, vision: VisionOptions) -> None:
+    def __init__(
+        self,
+        language: GPTConfig,
+        gated: GatedOptions,
+        vision: VisionOptions,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
-        self.vision = build_vision(vision)
+        self.vision = build_vision(vision, settings)
         config = gated.config(language)
         places = gated.places(language)
         self.blocks = nn.ModuleDict({str(place): GatedBlock(config, self.vision.width) for place in places})

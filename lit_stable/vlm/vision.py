@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,33 +83,24 @@ class TransformersVision(nn.Module):
     Args:
         folder: What `transformers` has saved.
         channels: Of the images.
+        settings: ``built_by`` of a checkpoint that has the weights, so that nothing is read from the folder.
 
     Raises:
         ValueError: when `transformers` is not there, or the folder holds no such model, or one of other channels.
     """
 
-    def __init__(self, folder: Path, channels: int) -> None:
+    def __init__(self, folder: Path, channels: int, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        try:
-            from transformers import AutoModel
-        except ImportError as error:
-            raise ValueError(
-                f"model.vision.hf={folder}: is read by transformers; pip install 'lit-stable[hf]'."
-            ) from error
-        load: Any = AutoModel.from_pretrained
-        try:
-            self.model = load(folder, local_files_only=True).float()
-        except (OSError, ValueError) as error:
-            raise ValueError(f"model.vision.hf={folder}: cannot be read ({str(error).splitlines()[0]}).") from error
-        settings = self.model.config
-        if not hasattr(settings, "image_size") or not hasattr(settings, "hidden_size"):
+        self.model = read_model(folder) if settings is None else model_of(settings)
+        config = self.model.config
+        if not hasattr(config, "image_size") or not hasattr(config, "hidden_size"):
             raise ValueError(
                 f"model.vision.hf={folder}: {type(self.model).__name__} is no vision model with image_size and"
                 " hidden_size; give one such as ViT or the vision part of CLIP."
             )
-        self.size: int = settings.image_size
-        self.channels: int = getattr(settings, "num_channels", 3)
-        self.width: int = settings.hidden_size
+        self.size: int = config.image_size
+        self.channels: int = getattr(config, "num_channels", 3)
+        self.width: int = config.hidden_size
         if channels not in (1, self.channels):
             raise ValueError(
                 f"model.vision.channels={channels}: the model in {folder} sees {self.channels}; set"
@@ -128,6 +120,36 @@ class TransformersVision(nn.Module):
         return features
 
 
-def build_vision(options: VisionOptions) -> VisionTransformer | TransformersVision:
-    """The backbone that the options ask for; of a ViT the weights mean nothing yet."""
-    return VisionTransformer(options) if options.hf is None else TransformersVision(Path(options.hf), options.channels)
+def read_model(folder: Path) -> Any:
+    """What lies in a folder that `transformers` has written, in fp32."""
+    if not folder.is_dir():  # it would be taken for a name to look up elsewhere
+        raise ValueError(f"model.vision.hf={folder}: is no folder; give the one that transformers has written.")
+    load: Any = _transformers(f"model.vision.hf={folder}").AutoModel.from_pretrained
+    try:
+        return load(folder, local_files_only=True).float()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.vision.hf={folder}: cannot be read ({str(error).splitlines()[0]}).") from error
+
+
+def model_of(settings: Mapping[str, Any]) -> Any:
+    """A model of these settings, in fp32, whose weights mean nothing yet."""
+    transformers = _transformers("the checkpoint's vision backbone")
+    config = transformers.AutoConfig.for_model(**settings)
+    return transformers.AutoModel.from_config(config).float()
+
+
+def _transformers(what: str) -> Any:
+    try:
+        import transformers  # slow to import, and not needed by others
+    except ImportError as error:
+        raise ValueError(f"{what}: is read by transformers; pip install 'lit-stable[hf]'.") from error
+    return transformers
+
+
+def build_vision(
+    options: VisionOptions, settings: Mapping[str, Any] | None = None
+) -> VisionTransformer | TransformersVision:
+    """The backbone that the options ask for; of a ViT, and with ``settings``, the weights mean nothing yet."""
+    if options.hf is None:
+        return VisionTransformer(options)
+    return TransformersVision(Path(options.hf), options.channels, settings)

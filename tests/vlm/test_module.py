@@ -241,11 +241,15 @@ def test_a_vision_model_of_transformers_can_be_the_eyes(runs, tmp_path):
     runs.fit("hf", *where, str({"hf": str(folder)}), "--trainer.max_steps", "2")
     after = runs.weights("hf", 2)
     assert all(torch.equal(after[f"sight.vision.model.{name}"], value) for name, value in stored.items())
-    assert command("caption", "hf@2", "--root", runs.root, "--count", "1").code == 0
+    captions = command("caption", "hf@2", "--root", runs.root, "--count", "1")
+    assert captions.code == 0
     refused = runs.command("fit", "refused", *where, str({"hf": str(tmp_path)}))
     assert f"model.vision.hf={tmp_path}: cannot be read" in refused.err
 
     folder.rename(moved)
+    assert command("caption", "hf@2", "--root", runs.root, "--count", "1").out == captions.out, "needs no folder"
+    refused = runs.command("fit", "refused", *where, str({"hf": str(folder)}))
+    assert f"model.vision.hf={folder}: is no folder; give the one that" in refused.err
     go_on = ["--resume", "auto", "--trainer.max_steps", "3"]
     said = runs.fit("hf", *where, str({"hf": str(moved)}), *go_on)
     assert f"changed since the checkpoint: model.vision.hf: {folder} -> {moved}" in said

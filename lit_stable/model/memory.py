@@ -60,7 +60,7 @@ def memory_per_device(
     stream = 4 if config.residual_fp32 else width
     kept = config.n_layer * block
     if recompute:
-        inside = _dear_bytes_per_token(config, width) / tensor_parallel if recompute == "selective" else 0
+        inside = _dear_bytes_per_token(config, width, tensor_parallel) if recompute == "selective" else 0
         kept = config.n_layer * tokens * (config.d_model * stream + inside) + block
     kept += _mask_bytes(config, micro_batch, length, compiled)
     # The logits, over which the loss writes their gradient on CUDA; under a cap its tanh and the logits before it.
@@ -97,10 +97,13 @@ def _head_bytes_per_token(config: GPTConfig, width: int) -> float:
     return (2 + 2 * config.kv_heads / config.n_head) * config.d_model * width
 
 
-def _dear_bytes_per_token(config: GPTConfig, width: int) -> float:
-    """Of what `recompute: selective` keeps of a block besides its input; a gated MLP has a third product."""
-    products = config.hidden + (config.d_model if config.mlp == "swiglu" else 0)
-    return _head_bytes_per_token(config, width) + products * width
+def _dear_bytes_per_token(config: GPTConfig, width: int, tensor_parallel: int) -> float:
+    """Of what `recompute: selective` keeps of a block besides its input.
+
+    The third product of a gated MLP is the one out of it: on every device a sum over its part, of full width.
+    """
+    out = config.d_model * width if config.mlp == "swiglu" else 0
+    return (_head_bytes_per_token(config, width) + config.hidden * width) / tensor_parallel + out
 
 
 def _score_bytes(config: GPTConfig, length: int, width: int, compiled: bool) -> float:

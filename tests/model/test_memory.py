@@ -10,11 +10,12 @@ import pytest
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.formulas import parameter_count
 from lit_stable.model.memory import memory_per_device
+from lit_stable.model.recompute import Recompute
 
 D, LAYERS, TOKENS = 64, 3, 2 * 32
 
 
-def plan(recompute: bool = False, compiled: bool = True, tensor_parallel: int = 1, **fields) -> dict[str, float]:
+def plan(recompute: Recompute = False, compiled: bool = True, tensor_parallel: int = 1, **fields) -> dict[str, float]:
     config = GPTConfig(vocab_size=50, n_layer=LAYERS, n_head=4, d_model=D, max_length=32, **fields)
     return memory_per_device(
         config,
@@ -86,6 +87,20 @@ def test_masks_of_a_model_that_is_not_compiled():
 
 def test_recomputation_keeps_the_stream_and_one_block():
     assert plan(recompute=True)["activations"] == LAYERS * TOKENS * D * 2 + BASE / LAYERS
+
+
+SWIGLU = {"mlp": "swiglu", "d_ff": 256}
+
+
+@pytest.mark.parametrize(("fields", "out"), [({}, 0), (SWIGLU, LAYERS * TOKENS * D * 2)], ids=str)
+def test_selective_keeps_half_the_products_and_the_one_out_of_a_gated_mlp_whole(fields, out):
+    kept = [
+        plan(recompute="selective", tensor_parallel=ranks, **fields)["activations"]
+        - plan(recompute=True, tensor_parallel=ranks, **fields)["activations"]
+        for ranks in (1, 2)
+    ]
+    inside = LAYERS * TOKENS * 2 * (4 * D + 256)
+    assert kept == [inside + out, inside / 2 + out]
 
 
 def test_logits_are_there_once_and_capped_ones_beside_what_they_were():

@@ -14,6 +14,7 @@ from .even_epochs import (
     end_with_the_shortest,
     judge_the_interval_later,
     refuse_a_rank_without_data,
+    refuse_an_empty_epoch,
     restore_the_interval,
 )
 from .private_names import align_logged_step, ready_batches
@@ -80,9 +81,10 @@ class AccumulationWindows(StabilityCallback):
     Raises:
         MisconfigurationException: when the global batch is no multiple of ``micro_batch * ranks`` (the nearest legal
             sizes are named), when ``Trainer(accumulate_grad_batches=...)`` or a scheduler callback sets the window as
-            well, under manual optimization, when the loader hands out batches of another size, when a rank
-            has no training data, when ``Trainer(val_check_interval=N)`` is above the length of the shortest loader of
-            several ranks, or when tokens are to be counted and neither the batch nor the LightningModule says how.
+            well, under manual optimization, when the loader hands out batches of another size, when an epoch,
+            also a later one, has no batch on some rank (of a loader without a length: on one process, too), when
+            ``Trainer(val_check_interval=N)`` is above the length of the shortest loader of several ranks, or when
+            tokens are to be counted and neither the batch nor the LightningModule says how.
 
     Example::
 
@@ -186,6 +188,9 @@ class AccumulationWindows(StabilityCallback):
         self._opened_at = -1  # the epoch before may have been cut short within a window
         if trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
             end_with_the_shortest(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        refuse_an_empty_epoch(trainer, Progress.of(trainer).ranks)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if self.token_weights is not None:

@@ -9,7 +9,7 @@ import torch
 
 from .base import MisconfigurationException, rank_zero_warn
 from .host_agreement import HostAgreement
-from .private_names import cut_epoch, has_run_dry, make_last_batch
+from .private_names import cut_epoch, has_run_dry, make_last_batch, ready_batches
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -47,9 +47,10 @@ def end_with_the_first_that_runs_dry(trainer: Trainer, ranks: HostAgreement) -> 
 
     For loaders without a length, of which one knows no more. All ranks call it for each micro-batch; the hosts agree.
     """
-    if not ranks.is_open or trainer.num_training_batches != float("inf"):
+    if not ranks.is_open or not _is_unsized(trainer):
         return
-    [dry] = ranks.begin_sums([int(trainer.is_last_batch)])()
+    dry, empty = ranks.begin_sums([int(trainer.is_last_batch), 0])()
+    _refuse_empty(trainer, empty)
     if 0 < dry < trainer.world_size:
         rank_zero_warn(
             f"training loaders without a length, on {trainer.world_size} ranks: some run dry before others; every epoch"
@@ -62,11 +63,31 @@ def end_with_the_first_that_runs_dry(trainer: Trainer, ranks: HostAgreement) -> 
 
 def refuse_a_rank_without_data(trainer: Trainer, ranks: HostAgreement) -> None:
     """Raise, on all ranks, where the loader of one has no length and no batch: it would leave, and the others wait."""
-    unsized = trainer.num_training_batches == float("inf")
-    if ranks.is_open and (empty := ranks.begin_sums([int(unsized and has_run_dry(trainer))])()[0]):
+    if ranks.is_open:
+        _refuse_empty(trainer, ranks.begin_sums([0, int(_is_unsized(trainer) and has_run_dry(trainer))])()[1])
+
+
+def refuse_an_empty_epoch(trainer: Trainer, ranks: HostAgreement) -> None:
+    """Raise where a later epoch has ended without a batch, as of a stream that is read once; also on one process.
+
+    Lightning would begin one empty epoch after the other, for ever where only steps end the run. To be called at the
+    end of an epoch. Ranks that have data are at their first batch, in :func:`end_with_the_first_that_runs_dry`, and
+    raise there: both add up the same two numbers.
+    """
+    if _is_unsized(trainer) and not ready_batches(trainer) and has_run_dry(trainer):
+        _refuse_empty(trainer, ranks.begin_sums([0, 1])()[1])
+
+
+def _is_unsized(trainer: Trainer) -> bool:
+    return trainer.num_training_batches == float("inf")
+
+
+def _refuse_empty(trainer: Trainer, empty: int) -> None:
+    if empty:
+        where = f" on {empty} of {trainer.world_size} ranks" if trainer.world_size > 1 else ""
         raise MisconfigurationException(
-            f"training loader: holds no batch on {empty} of {trainer.world_size} ranks; shard the data so that each has"
-            " some, or train on fewer ranks."
+            f"training loader: no batch in epoch {trainer.current_epoch}{where}; let its `__iter__` begin anew at every"
+            " epoch and give each rank some of the data, or train for fewer epochs or on fewer ranks."
         )
 
 

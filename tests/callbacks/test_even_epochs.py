@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from tiny_fit import TinyModule, Watch, quiet_trainer, sample
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
+from lit_stable.callbacks import AccumulationWindows
+from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.even_epochs import end_with_the_shortest
 
 
@@ -38,3 +41,23 @@ def test_a_share_of_an_epoch_is_a_share_of_the_shortest(
     assert [line.startswith("training loaders of 5 to 7 batches on 2 ranks") for line in told] == [True] * (
         7 - shortest > 0
     )
+
+
+class ReadOnce(IterableDataset[torch.Tensor]):
+    """Batches that are gone when they were read."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = [sample(i)[None] for i in range(batches)]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.batches:
+            yield self.batches.pop()
+
+
+@pytest.mark.parametrize(("batches", "epoch"), [(0, 0), (4, 1)])
+def test_a_stream_that_is_read_once_ends_a_run_of_steps_with_a_sentence(batches: int, epoch: int) -> None:
+    """Lightning goes through one empty epoch after the other, for ever."""
+    trainer = quiet_trainer(AccumulationWindows(2, 1), max_steps=5)
+    with pytest.raises(MisconfigurationException, match=f"^training loader: no batch in epoch {epoch}; let its"):
+        trainer.fit(TinyModule(), DataLoader(ReadOnce(batches), batch_size=None))
+    assert trainer.global_step == batches // 2

@@ -129,9 +129,10 @@ def halves(by_rank: list[list[int]]) -> list[list[list[int]]]:
 def test_what_one_rank_alone_would_refuse_is_refused_by_all(results: dict[str, Any]) -> None:
     found = results["what_one_rank_alone_would_refuse"]
     assert found["messages"][0] == found["messages"][1]
-    interval, empty = found["messages"][0]
+    interval, empty, emptied = found["messages"][0]
     assert interval.startswith(
         "`Trainer(val_check_interval=4)`: the shortest training loader of 2 ranks holds 3 batches"
     )
-    assert empty.startswith("training loader: holds no batch on 1 of 2 ranks")
-    assert found["interval"] == [["int", "float"]] * 2
+    assert empty.startswith("training loader: no batch in epoch 0 on 1 of 2 ranks")
+    assert emptied.startswith("training loader: no batch in epoch 1 on 1 of 2 ranks")
+    assert found["interval"] == [["int", "float", "float"]] * 2

@@ -192,12 +192,22 @@ def batches_of_a_sampler_of_our_own() -> dict[str, Any]:
     return {"read": from_all(read), "refusal": from_all(str(error.value))}
 
 
+class ReadOnce(NoLength):
+    """Two batches; on the second rank none ever after."""
+
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+        self.batches *= 1 - rank()
+
+
 @scenario
 def what_one_rank_alone_would_refuse() -> dict[str, Any]:
-    """A validation interval above the shorter loader's length, and a loader without data on one rank."""
+    """A validation interval above the shorter loader's length, and a loader without data on one rank: from the start,
+    and from the second epoch on."""
     messages, kinds = [], []
-    for loader, interval in ((batches(3 + 2 * rank()), 4), (without_length(2 * rank()), 1.0)):
-        trainer = quiet_trainer(AccumulationWindows(4, 1), max_epochs=1, val_check_interval=interval, **TWO)
+    read_once = DataLoader(ReadOnce(2), batch_size=None)
+    for loader, interval in ((batches(3 + 2 * rank()), 4), (without_length(2 * rank()), 1.0), (read_once, 1.0)):
+        trainer = quiet_trainer(AccumulationWindows(4, 1), max_epochs=3, val_check_interval=interval, **TWO)
         with pytest.raises(MisconfigurationException) as error:
             trainer.fit(TinyModule(), loader, batches(1))
         messages.append(str(error.value))

@@ -47,10 +47,10 @@ def largest_logits(
     (batch, heads, length, _), seen = q.shape, k.shape[-2]
     rows = max(1, min(length, _ELEMENTS // max(1, heads * seen)))  # queries at a time
     whole_mask = None if mask is None else mask.expand(batch, heads, length, seen)
-    largest = torch.full((heads,), -math.inf, device=q.device)
+    largest = torch.full((heads,), -math.inf, dtype=torch.float32, device=q.device)
     for start in range(0, length, rows):
         queries = q[:, :, start : start + rows].float()
-        hidden = torch.zeros(queries.shape[2], seen, device=q.device)
+        hidden = torch.zeros(queries.shape[2], seen, dtype=torch.float32, device=q.device)
         if is_causal:
             future = torch.ones_like(hidden, dtype=torch.bool).triu(start + 1)
             hidden = hidden.masked_fill(future, -math.inf)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.plugins import HalfPrecision
 from torch import Tensor
 
 from lit_stable.callbacks import attention_logits
@@ -57,6 +58,9 @@ def test_bf16_products_are_made_in_fp32() -> None:
     q = torch.full((1, 1, 1, 3), 1.0).bfloat16()
     k = torch.tensor([256.0, 1.0, 1.0]).view(1, 1, 1, 3).bfloat16()
     assert float(largest_logits(q, k, 1.0)) == 258.0  # bf16 has no 257
+    with HalfPrecision("bf16-true").forward_context():  # new tensors are bf16 in it
+        found = largest_logits(q + torch.tensor([0.0, 1.0, 0.0]), k, 1.0)
+    assert (float(found), found.dtype) == (259.0, torch.float32)
 
 
 def test_what_is_not_a_number_is_not_hidden() -> None:

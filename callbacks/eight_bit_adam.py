@@ -35,6 +35,10 @@ class EightBitAdam(StabilityCallback):
     ``GradSpikeSkip`` act in the kernel, a step that is skipped changes no bit, and no step waits for the device. From
     step to step bitsandbytes keeps each moment as 8-bit codes, 256 of which share a maximum.
 
+    Where the second moment of an element is too small for a code and the first is not (gradients below 4e-4 of the
+    largest in the block), the second counts as the largest that is lost, so no weight moves further than in 32 bit. By
+    bitsandbytes' own step, which takes zero, a weight whose gradient vanishes moves by thousands of rates.
+
     Whether a tensor is kept in 8 or 32 bit follows from its whole shape and the module that owns it, never from the
     shard, and blocks never cross a row: weights, codes and maxima are the same on any number of ranks. In 32 bit stay
     embeddings (a head tied to one, too), norms, biases and vectors, tensors below ``min_8bit_size``, those with rows so
@@ -56,8 +60,8 @@ class EightBitAdam(StabilityCallback):
         min_8bit_size: Elements below which a tensor's moments stay in 32 bit, >= 1.
         embedding_bits: Of embeddings, by the modules as they are when the optimizer exists.
         keep_32_bit: Shell patterns of module names, such as ``head`` or ``blocks.0.*``; ``*`` spans dots.
-        state_map: What a code stands for: ``dynamic``, finer near zero; ``linear``, evenly spaced, which is known to be
-            unstable at small eps.
+        state_map: What a code stands for: ``dynamic``, finer near zero; ``linear``, evenly spaced, which loses second
+            moments below a 500th of the largest (in bitsandbytes' own it needs an eps of 1e-6 for that).
         on_load: What becomes of a checkpoint in another form: ``refuse`` or ``convert``.
 
     Raises:

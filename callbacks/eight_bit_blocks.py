@@ -5,6 +5,11 @@ other blocks, and other numbers, than the whole. Here every row begins a new blo
 elements that is the same; elsewhere its last block is shorter. A shard of whole rows has the whole's blocks exactly.
 Where rows themselves are cut (tensor parallelism over the input dimension), the ranks that share a block agree on its
 maximum.
+
+Second moments below a bound (1.6e-7 of their block's maximum by the dynamic map, 2e-3 by the linear one) get the code
+of zero, while the first moments of the same elements may survive: those are 4e-4 and 0.04 of their maximum. The next
+step would divide by eps alone, and move such a weight by thousands of rates. So :func:`widen` takes the bound for what
+was lost: a step is at most what it would be with moments in 32 bit. bitsandbytes takes zero.
 """
 
 from __future__ import annotations
@@ -138,6 +143,14 @@ def refuse_unplaceable(name: str, parameter: Tensor) -> None:
         )
 
 
+class Moment(NamedTuple):
+    """One moment in 8 bit: codes (height, width) uint8, maxima (height, blocks) fp32, the 256 values of a code."""
+
+    codes: Tensor
+    maxima: Tensor
+    qmap: Tensor
+
+
 def quantize(values: Tensor, qmap: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     """(height, whole blocks) fp32, zero at the sides -> codes (height, width) uint8, maxima (height, maxima) fp32.
 
@@ -151,6 +164,9 @@ def quantize(values: Tensor, qmap: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         maxima = torch.empty(rows.height, rows.maxima, device=values.device)
     else:
         codes, maxima = torch.ops.bitsandbytes.quantize_blockwise(values, qmap, BLOCK)
+        if values.device.type == "cpu":
+            # Its table of 2^15 steps has none for zero: elements that no gradient ever met would drift.
+            codes.masked_fill_(values.view(codes.shape) == 0, int(torch.searchsorted(qmap, 0.0)))
         codes, maxima = rows.unpad(codes.view(values.shape)), maxima.view(rows.height, -1)
     return codes, maxima if agreed is None else agreed
 
@@ -169,6 +185,19 @@ def dequantize(codes: Tensor, maxima: Tensor, qmap: Tensor, rows: Rows) -> Tenso
     values[:, :left] = 0.0
     values[:, values.shape[1] - right :] = 0.0
     return values
+
+
+def widen(first: Moment, second: Moment, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Both moments of an element in fp32, (height, whole blocks), zero at the sides.
+
+    A second moment that was rounded to zero beside a first one that was not is the largest that is rounded to zero.
+    """
+    exp_avg = dequantize(*first, rows)
+    bounds = second.qmap.clone()
+    bounds[0] = bounds[1] / 2  # the map has no signs: code 0 is zero
+    exp_avg_sq = dequantize(second.codes, second.maxima, bounds, rows)
+    exp_avg_sq.masked_fill_((exp_avg == 0) & (rows.pad(second.codes) == 0), 0.0)
+    return exp_avg, exp_avg_sq
 
 
 def _agree_on_maxima(values: Tensor, rows: Rows) -> Tensor:

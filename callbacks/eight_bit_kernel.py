@@ -20,8 +20,8 @@ from triton.language.extra import libdevice
 from .eight_bit_layout import BLOCK
 
 if TYPE_CHECKING:
-    from .eight_bit_blocks import Rows
-    from .eight_bit_step import AdamArguments, Moment
+    from .eight_bit_blocks import Moment, Rows
+    from .eight_bit_step import AdamArguments
 
 _BLOCKS, _WARPS = 8, 4  # of one program: 2048 elements, 16 a thread; the fastest of ten on an H200
 _LEAST = -1e30  # for the logarithm of zero
@@ -49,8 +49,8 @@ def _nearest(x, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _value(place, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The value at a place, to a rounding of the map's own."""
+def _value(place, at_0, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The value at a place, to a rounding of the map's own; ``at_0`` at the place of zero."""
     count = (place + (FIRST - 1)).to(tl.float32)  # n + k, so that its exponent tells the decade
     top = count.to(tl.int32, bitcast=True) & 0x7F800000
     n = top.to(tl.float32, bitcast=True)
@@ -59,7 +59,7 @@ def _value(place, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
     power = tl.where(decade & 1, 10.0, 1.0) * tl.where(decade & 2, 100.0, 1.0) * tl.where(decade & 4, 1e4, 1.0)
     value = (0.1 + 0.9 * (count - n + 0.5) * one_over_n) * (power * 1e-6)
     value = tl.where(place == FIRST * 127 + 1, 1.0, value)
-    return tl.where(place == 0, 0.0, value)
+    return tl.where(place == 0, at_0, value)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -100,9 +100,10 @@ def _step(  # type: ignore[no-untyped-def]
     else:
         g += decay * weight
     signed = tl.load(codes1_ptr + at, mask=inside, other=0).to(tl.int32) - 127
-    m = _value(tl.abs(signed), 1) * tl.load(maxima1_ptr + block, mask=held, other=0.0)[:, None]
+    m = _value(tl.abs(signed), 0.0, 1) * tl.load(maxima1_ptr + block, mask=held, other=0.0)[:, None]
     m = tl.where(signed < 0, -m, m)
-    v = _value(tl.load(codes2_ptr + at, mask=inside, other=0).to(tl.int32), 2)
+    lost = tl.where(m == 0.0, 0.0, 1e-6 * (0.05 + 0.225 / 2))  # see `widen`
+    v = _value(tl.load(codes2_ptr + at, mask=inside, other=0).to(tl.int32), lost, 2)
     v *= tl.load(maxima2_ptr + block, mask=held, other=0.0)[:, None]
     m = beta1 * m + (1.0 - beta1) * g
     v = beta2 * v + (1.0 - beta2) * g * g

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from .eight_bit_blocks import Rows, StateMap, column_cuts, dequantize, quantize, rows_of, state_maps
+from .eight_bit_blocks import Moment, Rows, StateMap, column_cuts, quantize, rows_of, state_maps, widen
 from .eight_bit_layout import BLOCK, Bits
-from .eight_bit_step import Moment
 from .shards import local
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -69,8 +68,8 @@ def convert(
     rows, device = rows_of(parameter), local(parameter).device
     converted = fresh_state(parameter, bits)
     converted["step"].copy_(local(state["step"]))
-    for name, old_map, new_map in zip(MOMENTS, state_maps(from_map, device), state_maps(to_map, device), strict=True):
-        values = _wide(state, name, old_map, rows)
+    wide = _wide(state, state_maps(from_map, device), rows)
+    for name, values, new_map in zip(MOMENTS, wide, state_maps(to_map, device), strict=True):
         if bits == 32:
             exp_avg = local(converted[name])
             exp_avg.copy_(rows.unpad(values).reshape(exp_avg.shape))
@@ -105,11 +104,13 @@ def state_bytes(states: Any) -> int:
     return sum(v.numel() * v.element_size() for state in states for key, v in state.items() if key != "step")
 
 
-def _wide(state: Mapping[str, Any], name: str, qmap: Tensor, rows: Rows) -> Tensor:
+def _wide(state: Mapping[str, Any], maps: tuple[Tensor, Tensor], rows: Rows) -> tuple[Tensor, Tensor]:
     if bits_of(state) == 8:
-        return dequantize(*moment(state, name, qmap, rows), rows)
-    piece = local(state[name]).to(torch.float32).reshape(rows.height, rows.width)
-    return rows.pad(piece).clone()  # `quantize` writes into the sides
+        first, second = (moment(state, name, qmap, rows) for name, qmap in zip(MOMENTS, maps, strict=True))
+        return widen(first, second, rows)
+    # Cloned, as `quantize` writes into the sides.
+    exp_avg, exp_avg_sq = (local(state[n]).to(torch.float32).reshape(rows.height, rows.width) for n in MOMENTS)
+    return rows.pad(exp_avg).clone(), rows.pad(exp_avg_sq).clone()
 
 
 def _beside(parameter: Tensor, key: str, value: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .eight_bit_blocks import Rows, StateMap, dequantize, quantize
+from .eight_bit_blocks import Moment, Rows, StateMap, quantize, widen
 from .private_names import fused_adam
 
 MOST_ELEMENTS = 1 << 24  # of a parameter whose two moments are in fp32 at one time: 128 MiB
@@ -45,14 +45,6 @@ class AdamArguments:
     grad_scale: Tensor | None
     found_inf: Tensor | None
     state_map: StateMap = "dynamic"
-
-
-class Moment(NamedTuple):
-    """One moment in 8 bit: codes (height, width) uint8, maxima (height, blocks) fp32, the 256 values of a code."""
-
-    codes: Tensor
-    maxima: Tensor
-    qmap: Tensor
 
 
 class Piece(NamedTuple):
@@ -113,7 +105,8 @@ def _chunks(rows: Rows) -> list[slice]:
 def _step_rows(
     p: Tensor, g: Tensor, moments: Sequence[Moment], step: Tensor, rows: Rows, arguments: AdamArguments
 ) -> None:
-    exp_avg, exp_avg_sq = (dequantize(*moment, rows) for moment in moments)
+    first, second = moments
+    exp_avg, exp_avg_sq = widen(first, second, rows)
     # With the sides that complete a block, so that a piece and the whole meet the same vector instructions.
     wide, gradient = rows.pad(_fp32(p)), rows.pad(_fp32(g))
     if exp_avg.numel():

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lit_stable.callbacks import eight_bit_step
-from lit_stable.callbacks.eight_bit_blocks import dequantize, quantize, rows_of, state_maps
-from lit_stable.callbacks.eight_bit_step import AdamArguments, Moment, Piece, step_8_bit, step_32_bit
+from lit_stable.callbacks.eight_bit_blocks import Moment, dequantize, quantize, rows_of, state_maps
+from lit_stable.callbacks.eight_bit_step import AdamArguments, Piece, step_8_bit, step_32_bit
 
 CPU = torch.device("cpu")
 MAPS = state_maps("dynamic", CPU)

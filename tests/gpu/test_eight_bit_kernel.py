@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from tiny_fit import assert_same_bits
 
 from lit_stable.callbacks import eight_bit_step
-from lit_stable.callbacks.eight_bit_blocks import dequantize, quantize, rows_of, state_maps
-from lit_stable.callbacks.eight_bit_step import AdamArguments, Moment, has_one_pass, step_8_bit
+from lit_stable.callbacks.eight_bit_blocks import Moment, dequantize, quantize, rows_of, state_maps
+from lit_stable.callbacks.eight_bit_step import AdamArguments, has_one_pass, step_8_bit
 
 pytestmark = pytest.mark.gpu
 
@@ -72,6 +73,25 @@ def test_it_equals_the_path_that_widens(way: str, shape: Any, monkeypatch: pytes
         assert (ours.codes == theirs.codes).float().mean() >= (0.9999 if p.numel() > 100_000 else 0.999)
         torch.testing.assert_close(ours.maxima, theirs.maxima, rtol=1e-5, atol=2e-7)  # a sum of two of about 1
         assert (ours.codes.int() - theirs.codes.int()).abs().max() <= 1
+
+
+def test_second_moments_that_were_lost_are_bounded_by_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a half of the elements, all of whose first moments are known but every seventh."""
+
+    def lost(*arguments: Any, **options: Any) -> Any:
+        p, g, first, second = learned(*arguments, **options)
+        second.codes[:, ::2] = 0
+        first.codes[:, ::7] = 127
+        return p, g * 0, first, second
+
+    monkeypatch.setattr(sys.modules[__name__], "learned", lost)
+    (p, _, *moments), (q, _, *others) = both_ways(monkeypatch, (64, 512), arguments(weight_decay=0.0))
+    monkeypatch.undo()
+    start = learned((64, 512))[0]
+    torch.testing.assert_close(p - start, q - start, rtol=1e-3, atol=1e-6)
+    assert (p - start)[:, ::14].count_nonzero() == 0
+    assert 1e2 < (p - start).abs().max() / 1e-2 < 1e6, "and not 1e8, as by eps"
+    assert (moments[1].codes == others[1].codes).float().mean() > 0.99
 
 
 def test_weights_in_16_bit_are_rounded_to_the_same_value(monkeypatch: pytest.MonkeyPatch) -> None:

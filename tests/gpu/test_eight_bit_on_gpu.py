@@ -8,16 +8,16 @@ from typing import Any
 import bitsandbytes
 import pytest
 import torch
-from eight_bit_models import Kinds, converted, give_gradients, planned, train, whole, whole_states
+from eight_bit_models import Kinds, OneRow, converted, give_gradients, planned, train, whole, whole_states
 from launch import of, run_scenarios
 from no_sync import NoSync
 from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 from tiny_gpt_run import fit
 
 from lit_stable.callbacks import AccumulationWindows, EightBitAdam, GradClip, GradSpikeSkip, OptimizerReset, Progress
-from lit_stable.callbacks.eight_bit_blocks import dequantize, quantize, rows_of, state_maps
+from lit_stable.callbacks.eight_bit_blocks import Moment, dequantize, quantize, rows_of, state_maps
 from lit_stable.callbacks.eight_bit_states import fresh_state, state_bytes
-from lit_stable.callbacks.eight_bit_step import AdamArguments, Moment, step_8_bit
+from lit_stable.callbacks.eight_bit_step import AdamArguments, step_8_bit
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:GradSpikeSkip")]
 
@@ -111,6 +111,23 @@ def test_bitsandbytes_own_kernel_from_the_same_state_has_the_same_codes() -> Non
         assert (ours.codes == theirs.codes).float().mean() >= 0.9999
         wide = [dequantize(*m, rows_of(p)) for m in (ours, theirs)]
         torch.testing.assert_close(wide[0], wide[1], rtol=0.1, atol=1e-3 * float(wide[1].abs().max()))
+
+
+def test_weights_whose_second_moment_is_lost_move_no_further_than_in_32_bit() -> None:
+    lost, moved = [], []
+
+    def count(trainer: Any, *rest: Any) -> None:
+        state = trainer.optimizers[0].state[trainer.lightning_module.net.weight]
+        if trainer.global_step == 1 and "exp_avg_codes" in state:
+            lost.append(int(((state["exp_avg_sq_codes"] == 0) & (state["exp_avg_codes"] > 127)).sum()))
+
+    for callback in (eight_bit(), EightBitAdam(bits=32)):
+        trainer = on_gpu(callback, Watch("on_train_batch_end", count), max_steps=3)
+        trainer.fit(module := OneRow(1e-4), TinyData())
+        moved.append((module.after[2] - module.after[1]).abs()[0, 1:] / 1e-3)
+    assert lost == [255]
+    assert (moved[0] < 1.2 * moved[1]).all()
+    assert moved[0].min() > 0.1
 
 
 def test_a_reset_leaves_the_state_of_a_fresh_optimizer() -> None:

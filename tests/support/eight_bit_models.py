@@ -6,6 +6,7 @@ import hashlib
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -32,6 +33,25 @@ class Kinds(nn.Module):
         self.norm = nn.LayerNorm(32)
         self.tied = nn.Linear(32, 40, bias=False)
         self.tied.weight = self.embedding.weight
+
+
+class OneRow(LightningModule):
+    """A row of weights; the first has gradients of 1 for ever, the others one of ``small`` and none thereafter."""
+
+    def __init__(self, small: float) -> None:
+        super().__init__()
+        self.net, self.small = nn.Linear(256, 1, bias=False), small
+        self.after: list[Tensor] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.after.append(self.net.weight.detach().clone())
+        gradient = torch.full_like(self.net.weight, self.small if batch_idx == 0 else 0.0)
+        gradient[0, 0] = 1.0
+        loss: Tensor = (self.net.weight * gradient).sum()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
 EIGHT_BIT = ["experts", "even.weight", "odd.weight", "short.weight", "one.weight"]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from .module_patterns import is_norm, select, unwrapped
+from .module_patterns import is_norm, own_parameters, select, unwrapped
 
 Bits = Literal[8, 32]
 
@@ -56,8 +56,8 @@ def plan_states(module: nn.Module, rules: StateRules) -> dict[nn.Parameter, Tens
         MisconfigurationException: when a pattern of ``keep_32_bit`` selects nothing.
     """
     owners = list(module.modules())
-    embeddings = {p for m in owners if is_embedding(m) for p in m.parameters(recurse=False)}
-    norms = {p for m in owners if is_norm(m) for p in m.parameters(recurse=False)}
+    embeddings = {p for m in owners if is_embedding(m) for p in own_parameters(m)}
+    norms = {p for m in owners if is_norm(m) for p in own_parameters(m)}
     named = select(module, rules.keep_32_bit, "with") if rules.keep_32_bit else set()
     plans = {}
     for name, parameter in ((unwrapped(name), p) for name, p in module.named_parameters()):

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from .base import MisconfigurationException
 
@@ -37,6 +38,15 @@ def is_norm(module: nn.Module, extra: tuple[type, ...] = ()) -> bool:
     projects write themselves), or when it is one of ``extra``.
     """
     return isinstance(module, extra) or any(t.__name__.endswith(_NORM_ENDINGS) for t in type(module).__mro__)
+
+
+def own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a module itself, not of those inside; also those that a parametrization computes its own from.
+
+    ``torch.nn.utils.parametrizations.weight_norm`` moves the weight of an embedding into a module inside it.
+    """
+    inside = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
+    return [*module.parameters(recurse=False), *(inside.parameters() if inside is not None else ())]
 
 
 def import_types(paths: Sequence[str]) -> tuple[type, ...]:

@@ -33,6 +33,24 @@ def test_a_head_tied_to_an_embedding_is_one_whichever_comes_first() -> None:
         assert "8 bit" in why(module, min_8bit_size=1, embedding_bits=8).values()
 
 
+def test_an_embedding_whose_weight_is_computed_from_others_is_one() -> None:
+    """Weight normalization keeps a direction and a length inside the embedding; a tied head has the same tensor."""
+    normed = nn.utils.parametrizations.weight_norm(nn.Embedding(64, 64))
+    assert why(normed, min_8bit_size=1) == {
+        "parametrizations.weight.original0": "embedding",
+        "parametrizations.weight.original1": "embedding",
+    }
+    module = nn.ModuleDict({"head": nn.Linear(64, 64, bias=False), "table": nn.Embedding(64, 64)})
+    module["head"].weight = module["table"].weight
+    for part in module.values():
+        nn.utils.parametrize.register_parametrization(part, "weight", nn.Identity())
+    assert why(module, min_8bit_size=1) == {"head.parametrizations.weight.original": "embedding"}
+    linear = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+    assert why(linear, min_8bit_size=1)["parametrizations.weight.original1"] == "8 bit"
+    norm = nn.utils.parametrizations.weight_norm(nn.LayerNorm((64, 64)))
+    assert why(norm, min_8bit_size=1)["parametrizations.weight.original1"] == "norm"
+
+
 def test_small_tensors_and_short_rows_stay_in_32_bit() -> None:
     module = nn.ParameterList([torch.ones(64, 64), torch.ones(63, 65), torch.ones(2000, 3), torch.ones(2000, 4)])
     assert list(why(module).values()) == ["8 bit", "small", "short rows", "8 bit"]

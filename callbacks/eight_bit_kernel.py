@@ -56,7 +56,8 @@ def _value(place, at_0, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
     n = top.to(tl.float32, bitcast=True)
     one_over_n = (0x7F000000 - top).to(tl.float32, bitcast=True)
     decade = (top >> 23) - (127 + (FIRST - 1))  # 0 to 6
-    power = tl.where(decade & 1, 10.0, 1.0) * tl.where(decade & 2, 100.0, 1.0) * tl.where(decade & 4, 1e4, 1.0)
+    power = tl.where((decade & 1) != 0, 10.0, 1.0) * tl.where((decade & 2) != 0, 100.0, 1.0)
+    power *= tl.where((decade & 4) != 0, 1e4, 1.0)
     value = (0.1 + 0.9 * (count - n + 0.5) * one_over_n) * (power * 1e-6)
     value = tl.where(place == FIRST * 127 + 1, 1.0, value)
     return tl.where(place == 0, at_0, value)

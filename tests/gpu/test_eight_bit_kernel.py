@@ -91,7 +91,8 @@ def test_second_moments_that_were_lost_are_bounded_by_either(monkeypatch: pytest
     torch.testing.assert_close(p - start, q - start, rtol=1e-3, atol=1e-6)
     assert (p - start)[:, ::14].count_nonzero() == 0
     assert 1e2 < (p - start).abs().max() / 1e-2 < 1e6, "and not 1e8, as by eps"
-    assert (moments[1].codes == others[1].codes).float().mean() > 0.99
+    # Where gradients vanish the bound lies between two codes for ever, and either may be taken.
+    assert (moments[1].codes.int() - others[1].codes.int()).abs().max() <= 1
 
 
 def test_weights_in_16_bit_are_rounded_to_the_same_value(monkeypatch: pytest.MonkeyPatch) -> None:

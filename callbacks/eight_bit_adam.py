@@ -18,6 +18,7 @@ from .eight_bit_conversion import convert_in_place, convertible
 from .eight_bit_layout import Bits, StateRules, plan_states, state_table
 from .eight_bit_optimizer import StatePlan, is_blockwise
 from .eight_bit_states import state_bytes
+from .private_names import stands_for_none
 from .safe_checkpoints import SafeCheckpoints
 from .shards import has_fsdp1
 
@@ -64,6 +65,9 @@ class EightBitAdam(StabilityCallback):
             moments below a 500th of the largest (in bitsandbytes' own it needs an eps of 1e-6 for that).
         on_load: What becomes of a checkpoint in another form: ``refuse`` or ``convert``.
 
+    Arguments are given by name. An optimizer that a module keeps for a second fit goes on with the moments it has
+    learned, converted where the callback then says otherwise.
+
     Raises:
         MisconfigurationException: when an argument is out of range; when bitsandbytes is missing or older than 0.46;
             under FSDP1, DeepSpeed and CPU offload; when there is no ``torch.optim.Adam`` or ``AdamW``; for one with
@@ -78,6 +82,7 @@ class EightBitAdam(StabilityCallback):
 
     def __init__(
         self,
+        *,
         bits: Bits = 8,
         min_8bit_size: int = 4096,
         embedding_bits: Bits = 32,
@@ -85,12 +90,18 @@ class EightBitAdam(StabilityCallback):
         state_map: StateMap = "dynamic",
         on_load: Literal["refuse", "convert"] = "refuse",
     ) -> None:
-        if min_8bit_size < 1:
-            raise MisconfigurationException(f"`EightBitAdam(min_8bit_size={min_8bit_size})`: must be 1 or more.")
-        if isinstance(keep_32_bit, str):
-            raise MisconfigurationException(f"`EightBitAdam(keep_32_bit={keep_32_bit!r})`: must be a list of patterns.")
+        if not isinstance(min_8bit_size, int) or isinstance(min_8bit_size, bool) or min_8bit_size < 1:
+            raise MisconfigurationException(
+                f"`EightBitAdam(min_8bit_size={min_8bit_size!r})`: must be a whole number of elements, 1 or more."
+            )
+        patterns = () if keep_32_bit is None else keep_32_bit
+        if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise MisconfigurationException(
+                f"`EightBitAdam(keep_32_bit={keep_32_bit!r})`: must be a list of patterns for module names, as"
+                " ['head', 'blocks.0.*']."
+            )
         self.bits, self.min_8bit_size, self.embedding_bits = bits, min_8bit_size, embedding_bits
-        self.keep_32_bit = tuple(keep_32_bit or ())
+        self.keep_32_bit = tuple(patterns)
         self.state_map, self.on_load = state_map, on_load
         self._strategy: Any = None
         self._converted: list[Any] = []
@@ -128,8 +139,10 @@ class EightBitAdam(StabilityCallback):
         ours = [optimizer for optimizer in strategy.optimizers if convertible(optimizer)]
         others = [type(optimizer).__name__ for optimizer in strategy.optimizers if not convertible(optimizer)]
         if not ours:
+            none = not strategy.optimizers or stands_for_none(strategy.optimizers[0])
             raise MisconfigurationException(
-                f"`{type(module).__name__}.configure_optimizers` returns {', '.join(others) or 'no optimizer'}:"
+                f"`{type(module).__name__}.configure_optimizers` returns"
+                f" {'no optimizer, so nothing would be trained' if none else ', '.join(others)}:"
                 " `EightBitAdam` takes torch.optim.Adam or AdamW, and none derived from them."
             )
         tensors = plan_states(module, self.rules)

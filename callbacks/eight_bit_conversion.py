@@ -11,7 +11,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from .base import MisconfigurationException
 from .eight_bit_blocks import refuse_unplaceable
 from .eight_bit_layout import TensorPlan
-from .eight_bit_optimizer import BlockwiseAdam, BlockwiseAdamW, StatePlan, refuse_options
+from .eight_bit_optimizer import BlockwiseAdam, BlockwiseAdamW, StatePlan, is_blockwise, refuse_options
 from .private_names import pinned_step, swap_class
 from .shards import local
 
@@ -19,13 +19,15 @@ KINDS: dict[type[Optimizer], type[Optimizer]] = {Adam: BlockwiseAdam, AdamW: Blo
 
 
 def convertible(optimizer: Any) -> bool:
-    """Whether it is torch's own Adam or AdamW; a subclass may step in a way of its own."""
-    return type(optimizer) in KINDS
+    """Whether it is torch's own Adam or AdamW, or one that an earlier fit converted; a subclass may step otherwise."""
+    return type(optimizer) in KINDS or is_blockwise(optimizer)
 
 
 @torch.no_grad()
 def convert_in_place(optimizer: Any, plan: StatePlan, device: torch.device) -> None:
     """Turn an Adam or AdamW into its counterpart here: the same object with the same groups, hooks and scheduler.
+
+    One that an earlier fit has converted takes the new plan, with the moments that it has learned.
 
     Raises:
         MisconfigurationException: when it has an option, or a parameter, that cannot be stepped on here.
@@ -39,7 +41,8 @@ def convert_in_place(optimizer: Any, plan: StatePlan, device: torch.device) -> N
             f"`{type(optimizer).__name__}.step`: something has replaced it on the instance, so `EightBitAdam` would"
             " never be called; use step hooks (register_step_pre_hook) instead."
         )
-    swap_class(optimizer, KINDS[type(optimizer)])
+    if not is_blockwise(optimizer):
+        swap_class(optimizer, KINDS[type(optimizer)])
     optimizer.take_over(plan)
 
 

@@ -121,10 +121,11 @@ class _Blockwise(Optimizer):
     def take_over(self, plan: StatePlan) -> None:
         """Follow a plan: convert the state that the optimizer has learned, and make any other fresh, one by one."""
         self.plan = plan
+        learned: StateMap = next((g[STATE_MAP] for g in self.param_groups if STATE_MAP in g), "dynamic")
         self._claim_groups()
         for parameter in self._parameters():
             if (state := self.state[parameter]) and float(state["step"]) > 0:
-                self.state[parameter] = self._restored(parameter, state, 32, plan.state_map)
+                self.state[parameter] = self._restored(parameter, state, bits_of(state) or 32, learned)
             else:
                 self.state[parameter] = {}
                 self._fill([parameter])

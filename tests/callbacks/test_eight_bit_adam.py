@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -43,7 +45,7 @@ from lit_stable.callbacks import (
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.eight_bit_adam import refuse_strategy
 from lit_stable.callbacks.eight_bit_optimizer import BlockwiseAdamW
-from lit_stable.callbacks.eight_bit_states import fresh_state
+from lit_stable.callbacks.eight_bit_states import convert, fresh_state
 
 CODES = {"step", "exp_avg_codes", "exp_avg_absmax", "exp_avg_sq_codes", "exp_avg_sq_absmax"}
 
@@ -106,6 +108,47 @@ def test_the_table_is_printed_at_the_start(caplog: pytest.LogCaptureFixture) -> 
     assert rows["8 bit"][:2] == ["1", "32"]
     assert rows["32 bit: keep_32_bit"][:2] == ["2", "36"]
     assert said.splitlines()[-1].endswith("less than moments in 32 bit")
+
+
+class Keeping(TinyModule):
+    """Makes its optimizer once."""
+
+    def configure_optimizers(self) -> Any:
+        if not hasattr(self, "made"):
+            self.made = super().configure_optimizers()
+        schedule = ConstantLR(self.made, 0.5, total_iters=99)
+        return [self.made], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_an_optimizer_that_the_module_keeps_goes_on_in_a_second_fit() -> None:
+    twice = Keeping()
+    fit_tiny(eight_bit(), module=twice, max_steps=2)
+    first = copy.deepcopy(dict(twice.made.state[twice.net[0].weight]))
+    found: list[Any] = []
+    note = Watch(
+        "on_train_start", lambda t, *rest: found.append(copy.deepcopy(dict(t.optimizers[0].state[twice.net[0].weight])))
+    )
+    trainer = quiet_trainer(eight_bit(), note, max_steps=2)
+    trainer.fit(twice, TinyData(resumes=False))
+    assert_same_bits(found[0], first)
+    assert (type(twice.made), trainer.optimizers[0]) == (BlockwiseAdamW, twice.made)
+    assert {float(s["step"]) for s in twice.made.state.values()} == {4.0}
+
+
+@pytest.mark.parametrize("then", [{"bits": 32}, {"state_map": "linear"}], ids=str)
+def test_what_it_has_learned_is_converted_where_the_second_fit_says_otherwise(then: dict[str, Any]) -> None:
+    module = Keeping()
+    fit_tiny(eight_bit(), module=module, max_steps=2)
+    weight, found = module.net[0].weight, []
+    before = convert(weight, dict(module.made.state[weight]), 32, "dynamic")
+    note = Watch("on_train_start", lambda t, *rest: found.append(copy.deepcopy(dict(t.optimizers[0].state[weight]))))
+    quiet = quiet_trainer(eight_bit(**then), note, max_steps=1)
+    quiet.fit(module, TinyData(resumes=False))
+    after = convert(weight, found[0], 32, "dynamic", from_map=then.get("state_map", "dynamic"))
+    assert float(after["step"]) == 2.0
+    for key in ("exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(after[key], before[key], rtol=0, atol=0.01 * float(before[key].abs().max()))
+        assert before[key].any()
 
 
 class TwoOptimizers(TinyModule):
@@ -308,8 +351,23 @@ def test_a_checkpoint_of_adamw_is_refused_in_a_sentence_or_converted_and_back(tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_8bit_size": 0}, r"`EightBitAdam\(min_8bit_size=0\)`: must be 1 or more"),
-        ({"keep_32_bit": "head"}, r"`EightBitAdam\(keep_32_bit='head'\)`: must be a list of patterns"),
+        *(
+            (
+                {"min_8bit_size": size},
+                rf"`EightBitAdam\(min_8bit_size={size!r}\)`: must be a whole number of elements, 1",
+            )
+            for size in (0, -4096, "4096", True, 4096.0)
+        ),
+        *(
+            (
+                {"keep_32_bit": names},
+                rf"`EightBitAdam\(keep_32_bit={re.escape(repr(names))}\)`: must be a list of patterns",
+            )
+            for names in ("head", "", ["head", 1], {"head": 1}, 7)
+        ),
+        ({"bits": "8"}, r"`EightBitAdam\(bits='8'\)`: must be one of 8, 32\."),
+        ({"bits": 4}, r"`EightBitAdam\(bits=4\)`: must be one of 8, 32\."),
+        ({"state_map": "nf4"}, r"`EightBitAdam\(state_map='nf4'\)`: must be one of dynamic, linear\."),
     ],
 )
 def test_arguments_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
@@ -341,11 +399,28 @@ def test_a_model_that_wraps_itself_with_fsdp1_is_refused(monkeypatch: pytest.Mon
         fit_tiny(eight_bit(), module=Wrapped())
 
 
-def test_optimizers_of_other_kinds_are_refused_by_name() -> None:
+def test_arguments_are_given_by_name_alone() -> None:
+    """Those of bitsandbytes that are gone, by place, would be taken for others."""
+    with pytest.raises(TypeError, match="1 positional argument"):
+        EightBitAdam(8)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'block_wise'"):
+        EightBitAdam(block_wise=True)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (lambda p: torch.optim.SGD(p, 0.1), "SGD"),
+        (bitsandbytes.optim.AdamW8bit, "AdamW8bit"),
+        (bitsandbytes.optim.PagedAdamW8bit, "PagedAdamW8bit"),
+        (lambda p: None, "no optimizer, so nothing would be trained"),
+    ],
+)
+def test_optimizers_of_other_kinds_are_refused_by_name_and_none_is_called_none(kind: Any, said: str) -> None:
     with pytest.raises(
-        MisconfigurationException, match=r"`TinyModule.configure_optimizers` returns SGD: `EightBitAdam`"
+        MisconfigurationException, match=rf"^`TinyModule.configure_optimizers` returns {said}: `EightBitAdam` takes"
     ):
-        fit_tiny(eight_bit(), module=TinyModule(lambda p: torch.optim.SGD(p, 0.1)))
+        fit_tiny(eight_bit(), module=TinyModule(kind))
 
 
 def test_a_pattern_that_selects_nothing_is_refused() -> None:

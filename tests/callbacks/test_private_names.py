@@ -308,6 +308,17 @@ def test_the_fused_kernel_is_that_of_the_public_optimizer_and_counts_no_step(dec
     assert torch.equal(p, before)
 
 
+def test_lightning_puts_a_mock_where_a_module_has_no_optimizer() -> None:
+    class Without(TinyModule):
+        def configure_optimizers(self) -> Any:
+            return None
+
+    trainer = quiet_trainer(max_steps=1)
+    trainer.fit(Without(), TinyData(resumes=False))
+    assert [private_names.stands_for_none(optimizer) for optimizer in trainer.optimizers] == [True]
+    assert not private_names.stands_for_none(torch.optim.AdamW(TinyModule().parameters()))
+
+
 def test_a_scheduler_pins_step_on_the_instance_and_a_swap_replaces_what_it_pinned() -> None:
     class Counting(torch.optim.SGD):
         calls = 0

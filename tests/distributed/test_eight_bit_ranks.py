@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from eight_bit_models import EIGHT_BIT, digest
 from launch import of, run_scenarios
 from rank_scenarios_eight_bit import NoteStates, eight_bit, fit_meshed
@@ -20,6 +21,9 @@ TWO = [
     "convert_fsdp2",
     "convert_fsdp2_full",
     "file_of_ddp_for_fsdp2",
+    "fit_with_tensor_parallelism",
+    "offloaded_on_a_cpu",
+    "fsdp1",
 ]
 FOUR = [
     "steps_fsdp2",
@@ -110,6 +114,32 @@ def test_a_fit_sharded_over_two_dimensions_resumes_bit_for_bit(result: dict[str,
     assert result["eight_bit"] == ["net.0.weight", "net.2.weight"]
     cut = "1 tensors with blocks cut between ranks, which agree on their maxima"
     assert result["said"] == f"EightBitAdam, dynamic map; {cut}"
+
+
+@of("2 fit_with_tensor_parallelism")
+def test_a_fit_with_tensor_parallelism_goes_as_in_one_process(result: dict[str, Any]) -> None:
+    """Gradients are sums over ranks there, so to a rounding."""
+    states, weights = torch.load(result["path"])
+    alone, own = fit_meshed(1, 1)
+    for name, weight in own.items():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=1e-6)
+    for name, state in alone["end"].items():
+        for key, value in state.items():
+            if value.dtype == torch.uint8:
+                assert (states[name][key] == value).float().mean() > 0.995, (name, key)
+            else:
+                torch.testing.assert_close(states[name][key], value, rtol=1e-4, atol=1e-7)
+
+
+@of("2 offloaded_on_a_cpu")
+def test_offloading_on_a_cpu_changes_nothing(result: dict[str, Any]) -> None:
+    assert result == {"weights": True, "states": []}
+
+
+@of("2 fsdp1")
+def test_a_fit_under_fsdp1_is_refused_at_the_start(result: dict[str, Any]) -> None:
+    assert result["said"].startswith("`EightBitAdam`: FSDP1 flattens parameters together")
+    assert result["said"].endswith("use strategy fsdp2 (ModelParallelStrategy with fully_shard).")
 
 
 @of("4 fit_on_two_by_two")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from eight_bit_models import Kinds, converted, differing, digest, train, whole, whole_states
+from fsdp1_on_cpu import FSDP1OnCPU
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from rank_scenarios import fit2, main, scenario, shared_folder
@@ -18,7 +19,7 @@ from tiny_fit import TinyData
 from tiny_gpt_run import Fit, SaveEveryMicroBatch, equal_bits, fit, largest_difference, whole_weights
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -142,7 +143,7 @@ def _refusal(function: Callable[[], Any]) -> str:
 # -- whole fits --------------------------------------------------------------------------------------------------------
 
 
-def _fit(strategy: str, *callbacks: Callback, steps: int = STEPS, ckpt_path: Any = None, **options: Any) -> Fit:
+def _fit(strategy: Any, *callbacks: Callback, steps: int = STEPS, ckpt_path: Any = None, **options: Any) -> Fit:
     # No gradient is clipped: the last bit of the norm depends on how gradients are cut.
     return fit2(strategy, steps=steps, callbacks=callbacks, ckpt_path=ckpt_path, max_norm=1e9, **options)
 
@@ -229,6 +230,10 @@ def states_of_checkpoint() -> dict[str, Any]:
 class Meshed(LightningModule):
     """Somebody else's: sharded over both dimensions of a mesh; the rows of its last layer are cut through a block."""
 
+    def __init__(self, offloads: bool = False) -> None:
+        super().__init__()
+        self.policy = CPUOffloadPolicy(pin_memory=False) if offloads else OffloadPolicy()
+
     def configure_model(self) -> None:
         if hasattr(self, "net"):
             return
@@ -237,7 +242,7 @@ class Meshed(LightningModule):
         parallelize_module(
             self.net, self.device_mesh["tensor_parallel"], {"0": ColwiseParallel(), "2": RowwiseParallel()}
         )
-        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"], offload_policy=self.policy)
 
     def count_batch(self, batch: torch.Tensor) -> tuple[int, int]:
         """Every rank sees the same samples: a share for each."""
@@ -251,7 +256,9 @@ class Meshed(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 
-def fit_meshed(ranks: int, parallel: int, *callbacks: Callback, resume: Any = None, steps: int = 4) -> Any:
+def fit_meshed(
+    ranks: int, parallel: int, *callbacks: Callback, resume: Any = None, steps: int = 4, offloads: bool = False
+) -> Any:
     """A fit with so many tensor-parallel ranks out of all; (whole states at start and end, weights)."""
     note = NoteStates()
     trainer = Trainer(
@@ -267,8 +274,28 @@ def fit_meshed(ranks: int, parallel: int, *callbacks: Callback, resume: Any = No
         use_distributed_sampler=False,
         callbacks=[Progress(), eight_bit(), note, *callbacks],
     )
-    trainer.fit(module := Meshed(), TinyData(), ckpt_path=resume)
+    trainer.fit(module := Meshed(offloads), TinyData(), ckpt_path=resume)
     return note.at, whole_weights(module)
+
+
+@scenario
+def fit_with_tensor_parallelism() -> dict[str, Any]:
+    """Its two ranks' weights and states, for one process to compare."""
+    states, weights = fit_meshed(2, 2)
+    torch.save([states["end"], weights], path := shared_folder() / "end.pt")
+    return {"path": str(path)}
+
+
+@scenario
+def offloaded_on_a_cpu() -> dict[str, Any]:
+    """Where the parameters lie on the run's device all the same, nothing is another's."""
+    (kept, weights), (offloaded, same) = (fit_meshed(2, 1, steps=2, offloads=offloads) for offloads in (False, True))
+    return {"weights": equal_bits(same, weights), "states": differing(offloaded["end"], kept["end"])}
+
+
+@scenario
+def fsdp1() -> dict[str, Any]:
+    return {"said": _refusal(lambda: _fit(FSDP1OnCPU(), eight_bit()))}
 
 
 @scenario

@@ -37,6 +37,7 @@ class TensorPlan:
         why: ``8 bit``, or the reason for 32, as the table at the start shows it.
         parameters: Elements of the whole parameter.
         num_bytes: Of both moments and their block maxima, over all shards, each counted once.
+        last_block: Elements of the last block of each row; 256 where rows are whole blocks.
     """
 
     name: str
@@ -44,6 +45,14 @@ class TensorPlan:
     why: str
     parameters: int
     num_bytes: int
+    last_block: int = BLOCK
+
+    @property
+    def label(self) -> str:
+        """Its row in the table at the start."""
+        if self.bits == 32:
+            return f"32 bit: {self.why}"
+        return self.why if self.last_block == BLOCK else f"{self.why}: last block short"
 
 
 def plan_states(module: nn.Module, rules: StateRules) -> dict[nn.Parameter, TensorPlan]:
@@ -77,14 +86,19 @@ def plan_states(module: nn.Module, rules: StateRules) -> dict[nn.Parameter, Tens
         elif eight_bit_bytes(parameter) > 4 * parameter.numel():
             why = "short rows"
         size = eight_bit_bytes(parameter) if why == WHY_8 else 8 * parameter.numel()
-        plans[parameter] = TensorPlan(name, 8 if why == WHY_8 else 32, why, parameter.numel(), size)
+        last = columns_of(parameter) % BLOCK or BLOCK
+        plans[parameter] = TensorPlan(name, 8 if why == WHY_8 else 32, why, parameter.numel(), size, last)
     return plans
+
+
+def columns_of(parameter: Tensor) -> int:
+    """Elements of a row: the dimensions after the first."""
+    return math.prod(parameter.shape[1:])
 
 
 def eight_bit_bytes(parameter: Tensor) -> int:
     """Bytes of both moments in 8 bit: two codes an element, and two fp32 maxima a block; blocks end with each row."""
-    rows, columns = parameter.shape[0], math.prod(parameter.shape[1:])
-    return 2 * parameter.numel() + 2 * 4 * rows * -(-columns // BLOCK)
+    return 2 * parameter.numel() + 2 * 4 * parameter.shape[0] * -(-columns_of(parameter) // BLOCK)
 
 
 def is_embedding(module: nn.Module) -> bool:
@@ -95,12 +109,15 @@ def is_embedding(module: nn.Module) -> bool:
 
 
 def state_table(plans: Iterable[TensorPlan]) -> str:
-    """What is kept in 8 and in 32 bit and why, with bytes over all shards; and what that saves."""
+    """What is kept in 8 and in 32 bit and why, with bytes over all shards; and what that saves.
+
+    A row of its own has what is in 8 bit and no multiple of 256 elements wide: each of its rows ends with a short block,
+    where bitsandbytes' blocks run on into the next row.
+    """
     plans = list(plans)
     rows = [("state", "tensors", "parameters", "bytes", "per parameter")]
-    for why in sorted({plan.why for plan in plans}, key=lambda why: (why != WHY_8, why)):
-        label = why if why == WHY_8 else f"32 bit: {why}"
-        rows.append(_row(label, [plan for plan in plans if plan.why == why]))
+    for label in sorted({plan.label for plan in plans}, key=lambda label: (not label.startswith(WHY_8), label)):
+        rows.append(_row(label, [plan for plan in plans if plan.label == label]))
     rows.append(_row("all", plans))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])

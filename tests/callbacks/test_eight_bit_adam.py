@@ -1,22 +1,18 @@
-"""8-bit Adam in whole fits of one process. With several: tests/distributed."""
+"""8-bit Adam in whole fits of one process. Resumed: test_eight_bit_resume.py; with several: tests/distributed."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
-import re
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import bitsandbytes
 import pytest
 import torch
-from eight_bit_models import OneRow, differing, whole_states
+from eight_bit_models import OneRow, differing, eight_bit, fit_tiny, states_of
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from tiny_fit import (
     SaveAtSteps,
     TinyData,
@@ -28,7 +24,6 @@ from tiny_fit import (
     snapshot,
 )
 from tiny_gpt_run import fit
-from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LinearLR, SequentialLR
 
 from lit_stable.callbacks import (
@@ -43,21 +38,10 @@ from lit_stable.callbacks import (
     UpdateClip,
 )
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.eight_bit_adam import refuse_strategy
 from lit_stable.callbacks.eight_bit_optimizer import BlockwiseAdamW
-from lit_stable.callbacks.eight_bit_states import convert, fresh_state
+from lit_stable.callbacks.eight_bit_states import fresh_state
 
 CODES = {"step", "exp_avg_codes", "exp_avg_absmax", "exp_avg_sq_codes", "exp_avg_sq_absmax"}
-
-
-def eight_bit(**options: Any) -> EightBitAdam:
-    return EightBitAdam(**{"min_8bit_size": 1, **options})
-
-
-def fit_tiny(*callbacks: Any, module: Any = None, resume: Path | None = None, **options: Any) -> Any:
-    trainer = quiet_trainer(*callbacks, **options)
-    trainer.fit(module or TinyModule(), TinyData(), ckpt_path=resume)
-    return trainer
 
 
 # -- conversion --------------------------------------------------------------------------------------------------------
@@ -105,50 +89,9 @@ def test_the_table_is_printed_at_the_start(caplog: pytest.LogCaptureFixture) -> 
         trainer.fit(TinyModule(), TinyData())
     (said,) = [m for m in caplog.messages if m.startswith("EightBitAdam, dynamic map\nstate ")]
     rows = {line[:24].strip(): line[24:].split() for line in said.splitlines()[2:-1]}
-    assert rows["8 bit"][:2] == ["1", "32"]
+    assert rows["8 bit: last block short"][:2] == ["1", "32"]
     assert rows["32 bit: keep_32_bit"][:2] == ["2", "36"]
     assert said.splitlines()[-1].endswith("less than moments in 32 bit")
-
-
-class Keeping(TinyModule):
-    """Makes its optimizer once."""
-
-    def configure_optimizers(self) -> Any:
-        if not hasattr(self, "made"):
-            self.made = super().configure_optimizers()
-        schedule = ConstantLR(self.made, 0.5, total_iters=99)
-        return [self.made], [{"scheduler": schedule, "interval": "step"}]
-
-
-def test_an_optimizer_that_the_module_keeps_goes_on_in_a_second_fit() -> None:
-    twice = Keeping()
-    fit_tiny(eight_bit(), module=twice, max_steps=2)
-    first = copy.deepcopy(dict(twice.made.state[twice.net[0].weight]))
-    found: list[Any] = []
-    note = Watch(
-        "on_train_start", lambda t, *rest: found.append(copy.deepcopy(dict(t.optimizers[0].state[twice.net[0].weight])))
-    )
-    trainer = quiet_trainer(eight_bit(), note, max_steps=2)
-    trainer.fit(twice, TinyData(resumes=False))
-    assert_same_bits(found[0], first)
-    assert (type(twice.made), trainer.optimizers[0]) == (BlockwiseAdamW, twice.made)
-    assert {float(s["step"]) for s in twice.made.state.values()} == {4.0}
-
-
-@pytest.mark.parametrize("then", [{"bits": 32}, {"state_map": "linear"}], ids=str)
-def test_what_it_has_learned_is_converted_where_the_second_fit_says_otherwise(then: dict[str, Any]) -> None:
-    module = Keeping()
-    fit_tiny(eight_bit(), module=module, max_steps=2)
-    weight, found = module.net[0].weight, []
-    before = convert(weight, dict(module.made.state[weight]), 32, "dynamic")
-    note = Watch("on_train_start", lambda t, *rest: found.append(copy.deepcopy(dict(t.optimizers[0].state[weight]))))
-    quiet = quiet_trainer(eight_bit(**then), note, max_steps=1)
-    quiet.fit(module, TinyData(resumes=False))
-    after = convert(weight, found[0], 32, "dynamic", from_map=then.get("state_map", "dynamic"))
-    assert float(after["step"]) == 2.0
-    for key in ("exp_avg", "exp_avg_sq"):
-        torch.testing.assert_close(after[key], before[key], rtol=0, atol=0.01 * float(before[key].abs().max()))
-        assert before[key].any()
 
 
 class TwoOptimizers(TinyModule):
@@ -188,10 +131,6 @@ def test_stable_embeddings_of_bitsandbytes_stay_in_32_bit() -> None:
 
 
 # -- with the others ---------------------------------------------------------------------------------------------------
-
-
-def states(trainer: Any) -> Any:
-    return whole_states(trainer.lightning_module, trainer.optimizers[0])
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
@@ -240,7 +179,7 @@ def test_a_reset_leaves_the_state_of_a_fresh_optimizer_bit_for_bit() -> None:
 
     def note(trainer: Trainer, *rest: Any) -> None:
         if trainer.global_step == 2:
-            found.append([dict(s) for s in states(trainer).values()])
+            found.append([dict(s) for s in states_of(trainer).values()])
 
     reset = OptimizerReset(start=2, hold_steps=2)
     watch = Watch("on_before_backward", note)
@@ -269,7 +208,7 @@ def test_those_that_read_32_bit_moments_say_so_at_the_start_and_run_with_bits_32
 def test_a_parameter_whose_gradient_is_dropped_keeps_weight_and_moments() -> None:
     rules: Any = [{"modules": ["net.0"], "norms": "with", "start": 1, "stop": 3}]
     after: dict[int, Any] = {}
-    watch = Watch("on_train_batch_end", lambda trainer, *rest: after.update({trainer.global_step: states(trainer)}))
+    watch = Watch("on_train_batch_end", lambda trainer, *rest: after.update({trainer.global_step: states_of(trainer)}))
     fit_tiny(eight_bit(), LayerNormFreeze(rules), watch, max_steps=4)
     for name in ("net.0.weight", "net.0.bias"):
         assert_same_bits(after[3][name], after[1][name])
@@ -322,122 +261,3 @@ def test_weights_that_no_gradient_meets_stay_though_others_of_their_block_move()
     trainer = fit_tiny(eight_bit(), module=(module := OneRow(0.0)), max_steps=4)
     moved = trainer.lightning_module.net.weight != module.after[0]
     assert moved.nonzero().tolist() == [[0, 0]]
-
-
-# -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_of_adamw_is_refused_in_a_sentence_or_converted_and_back(tmp_path: Path) -> None:
-    plain = fit_tiny(Progress(), SafeCheckpoints(), max_steps=2)
-    plain.save_checkpoint(tmp_path / "32.ckpt")
-    with pytest.raises(
-        MisconfigurationException, match=r"32 bit to 8 bit \(dynamic\): net.0.weight, net.3.weight; set"
-    ):
-        fit_tiny(Progress(), eight_bit(), resume=tmp_path / "32.ckpt")
-    narrow = fit_tiny(Progress(), eight_bit(on_load="convert"), resume=tmp_path / "32.ckpt", max_steps=3)
-    assert {float(s["step"]) for s in states(narrow).values()} == {3.0}
-    narrow.save_checkpoint(tmp_path / "8.ckpt")
-    with pytest.raises(MisconfigurationException, match=r"its optimizer state is in 8 bit, and AdamW reads 32; add"):
-        fit_tiny(Progress(), SafeCheckpoints(), resume=tmp_path / "8.ckpt")
-    wide = fit_tiny(Progress(), EightBitAdam(bits=32, on_load="convert"), resume=tmp_path / "8.ckpt", max_steps=3)
-    wide.save_checkpoint(tmp_path / "wide.ckpt")
-    last = fit_tiny(Progress(), SafeCheckpoints(), resume=tmp_path / "wide.ckpt", max_steps=3)
-    assert not differing(states(last), states(wide))
-
-
-# -- refusals ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(
-            (
-                {"min_8bit_size": size},
-                rf"`EightBitAdam\(min_8bit_size={size!r}\)`: must be a whole number of elements, 1",
-            )
-            for size in (0, -4096, "4096", True, 4096.0)
-        ),
-        *(
-            (
-                {"keep_32_bit": names},
-                rf"`EightBitAdam\(keep_32_bit={re.escape(repr(names))}\)`: must be a list of patterns",
-            )
-            for names in ("head", "", ["head", 1], {"head": 1}, 7)
-        ),
-        ({"bits": "8"}, r"`EightBitAdam\(bits='8'\)`: must be one of 8, 32\."),
-        ({"bits": 4}, r"`EightBitAdam\(bits=4\)`: must be one of 8, 32\."),
-        ({"state_map": "nf4"}, r"`EightBitAdam\(state_map='nf4'\)`: must be one of dynamic, linear\."),
-    ],
-)
-def test_arguments_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(MisconfigurationException, match=message):
-        EightBitAdam(**options)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [(FSDPStrategy, "FSDP1 flattens parameters together"), (DeepSpeedStrategy, "DeepSpeed brings an optimizer of its")],
-)
-def test_strategies_that_leave_no_parameters_apart_are_refused_at_the_start(strategy: Any, message: str) -> None:
-    trainer = quiet_trainer()
-    trainer.strategy.__class__ = type("Mine", (strategy,), {})
-    with pytest.raises(MisconfigurationException, match=message):
-        refuse_strategy(trainer)
-
-
-def test_a_model_that_wraps_itself_with_fsdp1_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FullyShardedDataParallel(nn.Linear):
-        pass
-
-    class Wrapped(TinyModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wrapped = FullyShardedDataParallel(2, 2)
-
-    with pytest.raises(MisconfigurationException, match="FSDP1 flattens parameters together"):
-        fit_tiny(eight_bit(), module=Wrapped())
-
-
-def test_arguments_are_given_by_name_alone() -> None:
-    """Those of bitsandbytes that are gone, by place, would be taken for others."""
-    with pytest.raises(TypeError, match="1 positional argument"):
-        EightBitAdam(8)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'block_wise'"):
-        EightBitAdam(block_wise=True)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (lambda p: torch.optim.SGD(p, 0.1), "SGD"),
-        (bitsandbytes.optim.AdamW8bit, "AdamW8bit"),
-        (bitsandbytes.optim.PagedAdamW8bit, "PagedAdamW8bit"),
-        (lambda p: None, "no optimizer, so nothing would be trained"),
-    ],
-)
-def test_optimizers_of_other_kinds_are_refused_by_name_and_none_is_called_none(kind: Any, said: str) -> None:
-    with pytest.raises(
-        MisconfigurationException, match=rf"^`TinyModule.configure_optimizers` returns {said}: `EightBitAdam` takes"
-    ):
-        fit_tiny(eight_bit(), module=TinyModule(kind))
-
-
-def test_a_pattern_that_selects_nothing_is_refused() -> None:
-    with pytest.raises(MisconfigurationException, match="pattern 'head': matches no module"):
-        fit_tiny(eight_bit(keep_32_bit=["head"]))
-
-
-def test_a_validation_needs_nothing_of_it() -> None:
-    trainer = quiet_trainer(callback := eight_bit())
-    callback.setup(trainer, Mock(), "validate")
-    assert "setup_optimizers" not in vars(trainer.strategy)
-
-
-def test_what_it_put_on_the_strategy_is_gone_after_an_error() -> None:
-    trainer = quiet_trainer(eight_bit())
-    with pytest.raises(MisconfigurationException):
-        trainer.fit(TinyModule(lambda p: torch.optim.SGD(p, 0.1)), TinyData())
-    assert "setup_optimizers" not in vars(trainer.strategy)
-    trainer.fit(TinyModule(), TinyData())
-    assert trainer.global_step == 4

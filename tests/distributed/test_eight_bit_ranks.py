@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from eight_bit_models import EIGHT_BIT, digest
+from eight_bit_models import EIGHT_BIT, digest, eight_bit
 from launch import of, run_scenarios
-from rank_scenarios_eight_bit import NoteStates, eight_bit, fit_meshed
+from rank_scenarios_eight_bit import NoteStates, fit_meshed
 from tiny_gpt_run import SaveEveryMicroBatch, fit
 
 TWO = [

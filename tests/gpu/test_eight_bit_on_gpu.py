@@ -8,13 +8,16 @@ from typing import Any
 import bitsandbytes
 import pytest
 import torch
-from eight_bit_models import Kinds, OneRow, converted, give_gradients, planned, train, whole, whole_states
+from eight_bit_models import Kinds, OneRow, converted, eight_bit, give_gradients, planned, train, whole, whole_states
 from launch import of, run_scenarios
+from lightning.pytorch.strategies import ModelParallelStrategy
 from no_sync import NoSync
 from tiny_fit import TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 from tiny_gpt_run import fit
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 from lit_stable.callbacks import AccumulationWindows, EightBitAdam, GradClip, GradSpikeSkip, OptimizerReset, Progress
+from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.eight_bit_blocks import Moment, dequantize, quantize, rows_of, state_maps
 from lit_stable.callbacks.eight_bit_states import fresh_state, state_bytes
 from lit_stable.callbacks.eight_bit_step import AdamArguments, step_8_bit
@@ -28,10 +31,6 @@ def on_gpu(*callbacks: Any, **options: Any) -> Any:
 
 def strict() -> GradSpikeSkip:
     return GradSpikeSkip(z_score=6.0, warmup_steps=2, window=16)
-
-
-def eight_bit(**options: Any) -> EightBitAdam:
-    return EightBitAdam(**{"min_8bit_size": 1, **options})
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
@@ -156,6 +155,18 @@ def test_memory_is_within_a_hundredth_of_what_the_table_predicts() -> None:
     optimizer.zero_grad(set_to_none=True)
     assert state_bytes(optimizer.state.values()) == predicted
     assert torch.cuda.memory_allocated() - before == pytest.approx(predicted, rel=0.01)
+
+
+def test_cpu_offload_is_refused_as_the_fit_begins() -> None:
+    class Offloading(TinyModule):
+        def configure_model(self) -> None:
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"], offload_policy=CPUOffloadPolicy())
+
+    trainer = on_gpu(eight_bit(), strategy=ModelParallelStrategy(1, 1))
+    with pytest.raises(
+        MisconfigurationException, match=r"net.0.weight lies on cpu while the run is on cuda; .* off"
+    ):
+        trainer.fit(Offloading(), TinyData())
 
 
 def test_a_gpt_learns_as_in_32_bit() -> None:

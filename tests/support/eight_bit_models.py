@@ -1,15 +1,18 @@
-"""Parameters of every kind that 8-bit Adam meets, gradients that any number of ranks can be given, and whole states."""
+"""Parameters of every kind that 8-bit Adam meets, gradients for any number of ranks, short fits and whole states."""
 
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from tiny_fit import TinyData, TinyModule, quiet_trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from lit_stable.callbacks import EightBitAdam
 from lit_stable.callbacks.eight_bit_blocks import require_bitsandbytes
 from lit_stable.callbacks.eight_bit_conversion import convert_in_place
 from lit_stable.callbacks.eight_bit_layout import StateRules, plan_states
@@ -124,3 +127,20 @@ def differing(ours: Any, theirs: Any) -> list[str]:
     return missing + [
         f"{k}.{n}".rstrip(".") for k in ours.keys() & theirs.keys() for n in differing(ours[k], theirs[k])
     ]
+
+
+def eight_bit(**options: Any) -> EightBitAdam:
+    """With tensors of any size in 8 bit."""
+    return EightBitAdam(**{"min_8bit_size": 1, **options})
+
+
+def fit_tiny(*callbacks: Any, module: Any = None, resume: Path | None = None, **options: Any) -> Any:
+    """The trainer of a fit of four steps on one CPU process."""
+    trainer = quiet_trainer(*callbacks, **options)
+    trainer.fit(module or TinyModule(), TinyData(), ckpt_path=resume)
+    return trainer
+
+
+def states_of(trainer: Any) -> Any:
+    """Whole states of a fit's first optimizer, by the names of parameters."""
+    return whole_states(trainer.lightning_module, trainer.optimizers[0])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from eight_bit_models import Kinds, converted, differing, digest, train, whole, whole_states
+from eight_bit_models import Kinds, converted, differing, digest, eight_bit, train, whole, whole_states
 from fsdp1_on_cpu import FSDP1OnCPU
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -23,13 +23,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lit_stable.callbacks import AccumulationWindows, EightBitAdam, Progress, eight_bit_adam
+from lit_stable.callbacks import AccumulationWindows, Progress, eight_bit_adam
 
 STEPS = 3  # two micro-batches each; the rate of the first is 0
-
-
-def eight_bit(**options: Any) -> EightBitAdam:
-    return EightBitAdam(**{"min_8bit_size": 1, **options})
 
 
 class NoteStates(Callback):

@@ -22,6 +22,7 @@ def test_wrong_keys_options_and_parts_come_together_each_with_its_place(tmp_path
         "  detectors:\n"
         "    spik: {x: 3}\n"
         "  grad_clip: {max_norm: 0}\n"
+        "  eight_bit_adam: {block_wise: true, percentile_clipping: 5}\n"  # bitsandbytes had them
     )
     done = command("fit", "--config", recipe, "--stability.detectors.spik.x", "3", "--model.optimizer.eps", "0")
     assert done.code == 2
@@ -29,6 +30,11 @@ def test_wrong_keys_options_and_parts_come_together_each_with_its_place(tmp_path
         f"{recipe}:3: model.gpt.n_layr: is no option; nearest is model.gpt.n_layer.",
         f"{recipe}:3: model.gpt.n_head: must be an int, not 'x'.",
         f"{recipe}:10: stability.detectors.spik: is no option; nearest is spike.",
+        *(
+            f"{recipe}:12: stability.eight_bit_adam.{gone}: is no option; there are bits, min_8bit_size,"
+            " embedding_bits, keep_32_bit, state_map, on_load."
+            for gone in ("block_wise", "percentile_clipping")
+        ),
         "--stability.detectors.spik.x: spik is no option here; nearest is spike.",
         f"{recipe}:5: model.schedule.floor=0.5: must lie between 0 and schedule.peak=0.01.",
         "model.optimizer.eps=0.0: must be > 0.",

@@ -163,9 +163,7 @@ def test_cpu_offload_is_refused_as_the_fit_begins() -> None:
             fully_shard(self.net, mesh=self.device_mesh["data_parallel"], offload_policy=CPUOffloadPolicy())
 
     trainer = on_gpu(eight_bit(), strategy=ModelParallelStrategy(1, 1))
-    with pytest.raises(
-        MisconfigurationException, match=r"net.0.weight lies on cpu while the run is on cuda; .* off"
-    ):
+    with pytest.raises(MisconfigurationException, match=r"net.0.weight lies on cpu while the run is on cuda; .* off"):
         trainer.fit(Offloading(), TinyData())
 
 

@@ -140,6 +140,18 @@ def test_embedding_norm_comes_before_positions():
     assert gpt.embed(ids(1, 12)).mean().item() == pytest.approx(5.0, abs=1e-4)
 
 
+def test_a_stable_embedding_tied_to_the_head_computes_in_bf16_and_is_one_tensor():
+    """bitsandbytes' module cannot: its norm meets weights of another dtype."""
+    gpt = build(stable_embedding=True)
+    tokens, wide = ids(1, 8), gpt(ids(1, 8))
+    assert [name for name, p in gpt.named_parameters() if p.shape == (TINY.vocab_size, 32)] == ["wte.weight"]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(gpt(tokens).float(), wide, rtol=0, atol=0.02)
+    narrow = gpt.bfloat16()(tokens)
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.float(), wide, rtol=0, atol=0.05)
+
+
 @pytest.mark.parametrize(("scale", "factor"), [("sqrt_d", 32**0.5), (12.0, 12.0)])
 def test_embedding_scale_multiplies_tokens_and_not_positions(scale, factor):
     plain, scaled = build(), build(embed_scale=scale)

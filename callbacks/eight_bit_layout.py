@@ -111,8 +111,8 @@ def is_embedding(module: nn.Module) -> bool:
 def state_table(plans: Iterable[TensorPlan]) -> str:
     """What is kept in 8 and in 32 bit and why, with bytes over all shards; and what that saves.
 
-    A row of its own has what is in 8 bit and no multiple of 256 elements wide: each of its rows ends with a short block,
-    where bitsandbytes' blocks run on into the next row.
+    A row of its own has what is in 8 bit and no multiple of 256 elements wide: each of its rows ends with a short
+    block, where bitsandbytes' blocks run on into the next row.
     """
     plans = list(plans)
     rows = [("state", "tensors", "parameters", "bytes", "per parameter")]

@@ -45,7 +45,10 @@ CONFIGS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "350M": (["gpt2_124m", "sizes/350m"], {}),
     "1.3B": (["gpt_1b3"], {"trainer.strategy": "auto"}),
     "1.3B, fsdp2, one micro-batch a step": (["gpt_1b3"], {"window": 1}),
-    "8B shape, 8 layers, EightBitAdam": (["sizes/llama_8b", "stability/eight_bit_adam"], {"model.gpt.n_layer": 8}),
+    "8B shape, 8 layers, EightBitAdam": (
+        ["sizes/llama_8b", "stability/eight_bit_adam"],
+        {"model.gpt.n_layer": 8, "published.parameters": "null"},
+    ),
 }
 
 

@@ -174,7 +174,7 @@ def memory_parts(
         gradient_bytes=stored * _count(outline, trainable_only=True),
         state_bytes=_state_bytes(module, outline, _plans(outline, features), stored),
         compiled=module.compile_option != "off",
-        gathered=_gathered(name.lower(), shards, mesh, _count(outline) * width),
+        copies=_copies(module, name.lower(), precision, shards, mesh, width * _count(outline)),
         accumulates=data.global_batch > data.micro_batch * (devices // mesh.tensor_parallel),
     )
 
@@ -184,10 +184,12 @@ def _memory(parts: Mapping[str, float]) -> str:
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"
 
 
-def _gathered(strategy: str, shards: int, mesh: MeshOptions, size: int) -> Literal["none", "some", "all"]:
-    """How much of the sharded weights, ``size`` bytes over all tensor-parallel ranks, a device gathers at once."""
+def _copies(
+    module: GPTModule, strategy: str, precision: str, shards: int, mesh: MeshOptions, size: int
+) -> Literal["none", "some", "all"]:
+    """Of which weights, ``size`` bytes over all tensor-parallel ranks, a device makes copies."""
     if not strategy.startswith("fsdp") or (shards == 1 and not strategy.startswith("fsdp2")):
-        return "none"  # FSDP1 alone leaves its weights as they are
+        return "all" if precision in ("bf16-mixed", "16-mixed") and not module.recompute else "none"
     frees = mesh.reshard_after_forward
     if frees is None:
         frees = size / mesh.tensor_parallel > GATHERED_BYTES

@@ -25,10 +25,10 @@ def memory_per_device(
     state_bytes: float | None = None,
     tensor_parallel: int = 1,
     compiled: bool = True,
-    gathered: Literal["none", "some", "all"] = "none",
+    copies: Literal["none", "some", "all"] = "none",
     accumulates: bool = True,
 ) -> dict[str, float]:
-    """Bytes by what they hold: weights, gradients, optimizer states (all sharded), gathered weights, activations, ...
+    """Bytes by what they hold: weights, gradients, optimizer states (all sharded), copies of weights, activations, ...
 
     Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4) for a flash-style attention, which keeps
     no attention matrix: per layer the inputs of norms, linears and non-linearities that the backward pass reads. Under
@@ -47,14 +47,15 @@ def memory_per_device(
         state_bytes: Of the optimizer states, likewise; ``None``: two moments of ``stored`` bytes.
         tensor_parallel: Devices that split the inside of the sub-layers; logits are gathered on each.
         compiled: Whether blocks are compiled, on CUDA.
-        gathered: Sharded weights that a device has whole, in ``width`` bytes, when activations are at their largest:
-            none; those outside of the blocks and of two blocks, of which one is under way; or all.
+        copies: Weights that a device has once more, in ``width`` bytes, when activations are at their largest, because
+            they were gathered, or rounded by autocast and kept for the backward pass: none; those outside of the
+            blocks and of two blocks, of which one is under way; or all.
         accumulates: A step has several micro-batches, so that gradients are there while activations are. Else they
             take the place of activations as those are freed, and what is counted is what they take beyond that.
     """
     parameters = parameter_count(config)
     one_block = parameter_count(replace(config, n_layer=config.n_layer + 1)) - parameters
-    whole = {"none": 0, "some": parameters - max(config.n_layer - 2, 0) * one_block, "all": parameters}[gathered]
+    whole = {"none": 0, "some": parameters - max(config.n_layer - 2, 0) * one_block, "all": parameters}[copies]
     tokens = micro_batch * length
     block = tokens * _block_bytes_per_token(config, length, width, tensor_parallel, compiled)
     stream = 4 if config.residual_fp32 else width
@@ -72,7 +73,7 @@ def memory_per_device(
         "weights": (every_weight if weight_bytes is None else weight_bytes) / shards,
         "gradients": gradients if accumulates else max(gradients - kept - logits, 0),
         "optimizer states": (2 * every_weight if state_bytes is None else state_bytes) / shards,
-        **({"gathered weights": width * whole / tensor_parallel} if whole else {}),
+        **({"copies of weights": width * whole / tensor_parallel} if whole else {}),
         "activations": kept,
         "logits": logits,
     }
@@ -80,8 +81,8 @@ def memory_per_device(
 
 def _block_bytes_per_token(config: GPTConfig, length: int, width: int, tensor_parallel: int, compiled: bool) -> float:
     d, stream = config.d_model, 4 if config.residual_fp32 else width
-    # Input and output of each norm; those of a residual stream in fp32 have wide inputs.
-    norms = block_norms(config) * d * (stream + width)
+    # Input and output of each norm. Uncompiled, and where the residual stream is in fp32, its input is kept in fp32.
+    norms = block_norms(config) * d * ((stream if compiled else 4) + width)
     heads = _head_bytes_per_token(config, width)
     if config.qk_norm != "none":
         heads += (1 + config.kv_heads / config.n_head) * d * width

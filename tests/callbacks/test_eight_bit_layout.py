@@ -6,6 +6,7 @@ import pytest
 import torch
 from eight_bit_models import EIGHT_BIT, Kinds
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.eight_bit_layout import StateRules, eight_bit_bytes, plan_states, saving, state_table
@@ -49,6 +50,24 @@ def test_an_embedding_whose_weight_is_computed_from_others_is_one() -> None:
     assert why(linear, min_8bit_size=1)["parametrizations.weight.original1"] == "8 bit"
     norm = nn.utils.parametrizations.weight_norm(nn.LayerNorm((64, 64)))
     assert why(norm, min_8bit_size=1)["parametrizations.weight.original1"] == "norm"
+
+
+def test_wrappers_change_no_choice_and_no_name() -> None:
+    module = nn.ModuleDict({"table": nn.Embedding(64, 64), "inner": nn.Linear(64, 64), "head": nn.Linear(64, 64)})
+    module["head"].weight = module["table"].weight
+    found = why(module, min_8bit_size=1)
+    module["table"] = checkpoint_wrapper(module["table"])
+    module["inner"] = torch.compile(module["inner"])
+    module["head"] = torch.compile(checkpoint_wrapper(module["head"]))
+    assert "table._checkpoint_wrapped_module.weight" in dict(module.named_parameters())
+    assert (
+        why(module, min_8bit_size=1)
+        == found
+        == {
+            **{"table.weight": "embedding", "inner.weight": "8 bit"},
+            **dict.fromkeys(["inner.bias", "head.bias"], "bias or vector"),
+        }
+    )
 
 
 def test_small_tensors_and_short_rows_stay_in_32_bit() -> None:

@@ -57,6 +57,16 @@ def test_another_map_is_a_conversion_and_the_same_form_is_none() -> None:
     torch.testing.assert_close(values[1], values[0], rtol=0, atol=0.02 * float(values[0].abs().max()))
 
 
+def test_a_second_moment_that_was_lost_is_not_zero_in_32_bit_either() -> None:
+    """Torch's own step from there would divide the first by eps."""
+    wide = {**learned(), "exp_avg_sq": torch.full((6, 300), 1e-9)}
+    wide["exp_avg_sq"][:, ::256] = 1.0  # the first of each block
+    narrow = convert(WEIGHT, wide, 8, "linear")
+    assert not narrow["exp_avg_sq_codes"][:, 1:256].any()
+    again = convert(WEIGHT, narrow, 32, "dynamic", from_map="linear")
+    assert (again["exp_avg_sq"][again["exp_avg"] != 0] > 1e-3).all()
+
+
 def test_converting_leaves_what_it_reads() -> None:
     wide = learned()
     before = {key: value.clone() for key, value in wide.items()}

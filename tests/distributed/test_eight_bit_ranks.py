@@ -71,6 +71,13 @@ def test_weights_codes_and_maxima_are_those_of_one_process_bit_for_bit(result: d
     assert not any(result["differing"])
 
 
+@of("2 steps_fsdp2", "4 steps_fsdp2")
+def test_what_is_kept_how_follows_from_whole_shapes(result: dict[str, Any]) -> None:
+    sharded, alone = result["planned"]
+    assert sharded == alone
+    assert [name for name, bits, _ in alone if bits == 8] == ["even.weight"]
+
+
 @of("4 steps_fsdp2_over_tp")
 def test_every_way_of_cutting_was_among_them(result: dict[str, Any]) -> None:
     assert [kind for kind in result["placements"] if "Strided" in kind]

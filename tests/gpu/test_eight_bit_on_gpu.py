@@ -157,6 +157,21 @@ def test_memory_is_within_a_hundredth_of_what_the_table_predicts() -> None:
     assert torch.cuda.memory_allocated() - before == pytest.approx(predicted, rel=0.01)
 
 
+def test_an_optimizer_that_the_module_keeps_goes_on_in_a_second_fit() -> None:
+    """Between fits Lightning moves module and states to the host."""
+
+    class Keeping(TinyModule):
+        def configure_optimizers(self) -> Any:
+            self.made = getattr(self, "made", None) or super().configure_optimizers()
+            return self.made
+
+    module = Keeping(adamw(lr=1e-3))
+    for _ in range(2):
+        on_gpu(eight_bit(), max_steps=2).fit(module, TinyData(resumes=False))
+    assert {float(state["step"]) for state in module.made.state.values()} == {4.0}
+    assert module.made.state[module.net[0].weight]["exp_avg_codes"].dtype == torch.uint8
+
+
 def test_cpu_offload_is_refused_as_the_fit_begins() -> None:
     class Offloading(TinyModule):
         def configure_model(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from eight_bit_models import Kinds, converted, differing, digest, eight_bit, train, whole, whole_states
+from eight_bit_models import Kinds, converted, differing, digest, eight_bit, planned, train, whole, whole_states
 from fsdp1_on_cpu import FSDP1OnCPU
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -77,7 +77,11 @@ def _fully_shard(model: nn.Module, mesh: DeviceMesh) -> None:
 @scenario
 def steps_fsdp2() -> dict[str, Any]:
     mesh = _mesh(int(os.environ["WORLD_SIZE"]))
-    return _against_whole(lambda model: _fully_shard(model, mesh))
+    found = _against_whole(lambda model: _fully_shard(model, mesh))
+    _fully_shard(sharded := Kinds(), mesh)
+    # `even` has 32768 elements, of which a rank holds a half or less.
+    plans = [planned(model, min_8bit_size=30_000).tensors.values() for model in (sharded, Kinds())]
+    return {**found, "planned": [[[plan.name, plan.bits, plan.num_bytes] for plan in kept] for kept in plans]}
 
 
 @scenario

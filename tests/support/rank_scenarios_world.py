@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import rank_scenarios
-from eight_bit_models import digest
+from eight_bit_models import digest, eight_bit
 from rank_scenarios import main, scenario
-from rank_scenarios_eight_bit import NoteStates, eight_bit
+from rank_scenarios_eight_bit import NoteStates
 from tiny_gpt_run import SaveEveryMicroBatch, fit
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_stable.callbacks import GradNorm, Progress
+from lit_stable.callbacks import EffectiveLR, GradNorm, Progress
 from lit_stable.callbacks.interval_clock import IntervalClock
 from lit_stable.callbacks.late_reads import LateReads
 from lit_stable.module import GPTModule, is_reported_step
@@ -71,7 +71,7 @@ class Report(Callback):
         found = {"loss": pl_module.window_loss, "skipped": progress.skipped_on(pl_module.device)}
         if (norm := GradNorm.of(trainer).value) is not None:
             found["norm"] = norm
-        lr, tokens = format_lr(trainer.optimizers[0].param_groups[0]["lr"]), progress.tokens
+        lr, tokens = format_lr(used_rate(trainer)), progress.tokens
         of = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
 
         def tell(numbers: list[float]) -> None:
@@ -148,6 +148,14 @@ class Report(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.first_loss = state_dict["first_loss"]
+
+
+def used_rate(trainer: Trainer) -> float:
+    """The learning rate of the first group in the step just taken: as callbacks have modified it, if any does."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EffectiveLR) and callback.used:
+            return float(callback.used["lr"][0])
+    return float(trainer.optimizers[0].param_groups[0]["lr"])
 
 
 def validation_losses(trainer: Trainer) -> dict[str, float]:

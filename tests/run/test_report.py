@@ -14,7 +14,8 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from tiny_fit import Watch, quiet_trainer
 from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, NumberedData, tiny_module
 
-from lit_stable.callbacks import AccumulationWindows, GradClip, Progress, Recovery, ValidateEverySteps
+from lit_stable.callbacks import AccumulationWindows, GradClip, LROverride, Progress, Recovery, ValidateEverySteps
+from lit_stable.callbacks.progress import Mark
 from lit_stable.run.report import Report
 from lit_stable.run.start import describe
 
@@ -40,7 +41,7 @@ def said() -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         lines: list[str] = []
         patch.setattr("lit_stable.run.report.say", lambda text: lines.extend(text.splitlines()))
-        fit(Report("lit-stable fit --resume auto"), more=[GradClip(0.5)])
+        fit(Report("lit-stable fit --resume auto"), more=[GradClip(0.5), LROverride(start=3, factor=0.1)])
     return lines
 
 
@@ -89,6 +90,16 @@ def test_one_line_for_the_first_step_each_logging_step_and_the_last(said):
         rf" \| {2 * GLOBAL_BATCH * LENGTH} tokens"
     )
     assert re.fullmatch(pattern, steps[1]), steps[1]
+
+
+def test_the_rate_in_a_line_is_the_one_that_the_step_used(said):
+    rates = [float(re.search(r"lr ([\d.]+)", text)[1]) for text in said if text.startswith("step ")]
+    assert rates == [0, 0.005, pytest.approx(0.1 * own_rate(3), rel=1e-6), pytest.approx(0.1 * own_rate(4), rel=1e-6)]
+
+
+def own_rate(steps: int) -> float:
+    """Of the schedule, after so many steps."""
+    return tiny_module().schedule.rate(Mark(steps, steps * GLOBAL_BATCH, 0))
 
 
 def test_a_validation_is_one_line_for_each_set(said):

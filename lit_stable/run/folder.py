@@ -65,8 +65,8 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
     """The checkpoint that ``--ckpt_path`` means.
 
     Args:
-        ckpt_path: ``last``; a path; a run folder (its last one); or ``RUN@STEP``, where RUN is a run folder, one below
-            ``root`` as ``NAME/0002``, or a name (the newest of its runs that has that step).
+        ckpt_path: ``last``; a path; a run folder, also one below ``root`` as ``NAME/0002`` (its last one); or
+            ``RUN@STEP``, where RUN is such a folder or a name (the newest of its runs that has that step).
         root: Folder of all runs.
         name: Name of the run for which it is asked.
 
@@ -84,6 +84,8 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
     path = Path(ckpt_path)
     if not path.exists() and (match := _AT_STEP.fullmatch(ckpt_path)):
         return _checkpoint_at(match["run"], int(match["step"].replace("_", "")), root)
+    if not path.exists() and (root / path / CHECKPOINTS).is_dir():
+        path = root / path
     if (path / CHECKPOINTS).is_dir():
         found = checkpoints(path)
         if not found:

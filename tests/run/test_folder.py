@@ -88,6 +88,7 @@ def test_last_is_the_last_checkpoint_of_the_newest_run(tmp_path):
     last = write_checkpoint(folder, 2)
     assert find_checkpoint("last", tmp_path, "a") == last
     assert find_checkpoint(str(folder), Path("elsewhere"), "b") == last
+    assert find_checkpoint(f"{tmp_path.name}/a/0001", tmp_path.parent, "b") == last
     assert find_checkpoint(str(checkpoint_path(folder, 1)), Path("elsewhere"), "b") == checkpoint_path(folder, 1)
 
 

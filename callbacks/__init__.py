@@ -2,6 +2,7 @@
 
 from .accumulation import AccumulationWindows
 from .activation_monitor import ActivationMonitor
+from .ada_gc import AdaGC
 from .alarm import Alarm
 from .attention_monitor import AttentionMonitor
 from .batch_size_warmup import BatchSizeWarmup
@@ -42,6 +43,7 @@ from .scalars import Scalars
 from .scripted_skip import ScriptedSkip
 from .sequence_length_warmup import SequenceLengthWarmup
 from .source_loss import SourceLoss
+from .spike_events import TooManySkips
 from .step_seed import StepSeed
 from .step_timer import StepTimer
 from .step_validation import ValidateEverySteps
@@ -50,10 +52,12 @@ from .token_statistics import TokenStatistics
 from .update_clip import UpdateClip
 from .update_monitor import UpdateMonitor
 from .weight_monitor import WeightMonitor
+from .z_clip import ZClip
 
 __all__ = [
     "AccumulationWindows",
     "ActivationMonitor",
+    "AdaGC",
     "Alarm",
     "AttentionMonitor",
     "BatchSizeWarmup",
@@ -100,10 +104,12 @@ __all__ = [
     "StepTimer",
     "Throughput",
     "TokenStatistics",
+    "TooManySkips",
     "UpdateClip",
     "UpdateMonitor",
     "ValidateEverySteps",
     "WeightMonitor",
+    "ZClip",
     "emit",
     "fit_with_recovery",
     "global_grad_norm",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .ada_gc import AdaGC
 from .base import MisconfigurationException, refuse_manual_optimization
@@ -12,6 +14,22 @@ from .z_clip import ZClip
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+
+_Options = TypeVar("_Options", ZClip, AdaGC)
+
+
+def as_options(name: str, given: Any, cls: type[_Options]) -> _Options | None:
+    """What a recipe writes as a mapping, which in Python may be one too; anything else is refused with a sentence."""
+    if given is None or isinstance(given, cls):
+        return given
+    names = [field.name for field in fields(cls)]
+    if isinstance(given, Mapping) and set(given) <= set(names):
+        return cls(**given)
+    raise MisconfigurationException(
+        f"`GradClip({name}={given!r})`: must be `{cls.__name__}({', '.join(names)})`, a mapping with some of these"
+        " keys, or None."
+    )
 
 
 def refuse_broken(max_norm: float | None, scope: Any, adaptive: ZClip | None, ada_gc: AdaGC | None) -> None:

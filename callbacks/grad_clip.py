@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .ada_gc import AdaGC, RunningNorms
 from .base import StabilityCallback, is_logging_step
-from .clip_arguments import refuse_broken, refuse_flat_parameters, refuse_other_clipping
+from .clip_arguments import as_options, refuse_broken, refuse_flat_parameters, refuse_other_clipping
 from .clip_parts import ClipParts, Scope
 from .clip_schedule import ClipStage, check_stages, norm_at
 from .device_step import clear_all, divide_gradients, hook_steps, skip_step
@@ -75,9 +75,10 @@ class GradClip(StabilityCallback):
         schedule: Stages ``{from: progress, max_norm: value}``, each until the next begins; ``max_norm`` holds before
             the first. OPT-175B: 2.5, then 1.5, then 1.0.
         unit: Of ``from``: optimizer ``steps``, ``samples`` or ``tokens``.
-        adaptive: Options ``z_threshold`` (2.5), ``decay`` (0.97) and ``warmup_steps`` (25) of ZClip; ``None``: off.
+        adaptive: Options ``z_threshold`` (2.5), ``decay`` (0.97) and ``warmup_steps`` (25) of ``ZClip``; a mapping of
+            some of these is as good. ``None``: off.
         ada_gc: Options ``rel_threshold`` (1.05), ``decay`` (0.98), ``warmup_steps`` (100) and ``warmup_max_norm`` (1.0)
-            of AdaGC, ``{}`` for all of these; ``None``: off.
+            of ``AdaGC``, likewise; ``{}`` for all of these. ``None``: off.
         action: ``act``, or ``log``: the same metrics, and neither gradients nor steps are touched.
 
     Raises:
@@ -106,6 +107,7 @@ class GradClip(StabilityCallback):
         ada_gc: AdaGC | None = None,
         action: Literal["act", "log"] = "act",
     ) -> None:
+        adaptive, ada_gc = as_options("adaptive", adaptive, ZClip), as_options("ada_gc", ada_gc, AdaGC)
         if scope is None:
             scope = "global" if ada_gc is None else "tensor"
         refuse_broken(max_norm, scope, adaptive, ada_gc)

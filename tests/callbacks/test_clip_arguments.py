@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lit_stable.callbacks import GradClip
-from lit_stable.callbacks.ada_gc import AdaGC
+from lit_stable.callbacks import AdaGC, GradClip, ZClip
 from lit_stable.callbacks.clip_arguments import refuse_flat_parameters
-from lit_stable.callbacks.z_clip import ZClip
 
 
 @pytest.mark.parametrize(
@@ -20,6 +18,14 @@ from lit_stable.callbacks.z_clip import ZClip
         ({"scope": "block"}, r"`GradClip\(scope='block'\)`: must be one of global, .*, or a list"),
         ({"scope": []}, r"`GradClip\(scope=\[\]\)`: must be one of"),
         ({"adaptive": ZClip(), "ada_gc": AdaGC()}, r"`GradClip\(adaptive=..., ada_gc=...\)`: are two rules"),
+        (
+            {"adaptive": True},
+            r"`GradClip\(adaptive=True\)`: must be `ZClip\(z_threshold, decay, warmup_steps\)`",
+        ),
+        (
+            {"ada_gc": {"warmup": 2}},
+            r"`GradClip\(ada_gc=\{'warmup': 2\}\)`: must be `AdaGC\(rel_threshold, ",
+        ),
     ],
 )
 def test_arguments_that_break_a_rule_are_refused(options: dict[str, Any], message: str) -> None:
@@ -30,6 +36,11 @@ def test_arguments_that_break_a_rule_are_refused(options: dict[str, Any], messag
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(MisconfigurationException, match=r"(?s)max_norm=-1.*scope=\[\].*adaptive"):
         GradClip(-1.0, scope=[], adaptive=ZClip(), ada_gc=AdaGC())
+
+
+def test_options_may_be_mappings_as_in_a_recipe() -> None:
+    assert GradClip(adaptive={"warmup_steps": 2}).adaptive == ZClip(warmup_steps=2)  # type: ignore[arg-type]
+    assert GradClip(ada_gc={}).ada_gc == AdaGC()  # type: ignore[arg-type]
 
 
 def test_ada_gc_is_by_tensor_and_without_a_cap_unless_told_otherwise() -> None:

@@ -14,7 +14,8 @@ import pytest
 from launch import SUPPORT, of, run_scenarios
 
 NODES = ["nodes_with_one_folder", "nodes_with_folders_of_their_own"]
-NAMES = ["rescued_ddp", "rescued_fsdp2", "rescued_fsdp", "stopped_together", "full_disk", *NODES]
+RESCUES = ["rescued_ddp", "rescued_fsdp2", "rescued_fsdp", "rescued_fsdp_bf16_mixed", "rescued_fsdp_bf16_true"]
+NAMES = [*RESCUES, "stopped_together", "full_disk", *NODES]
 DEATHS = int(os.environ.get("RECOVERY_KILLS", "6"))  # RECOVERY_KILLS=100 for the long form
 #: What every run of two ranks comes to that reads the poisoned samples, however often it dies.
 RESCUED = {
@@ -31,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_recovery.py")
 
 
-@of("rescued_ddp", "rescued_fsdp2", "rescued_fsdp")
+@of(*RESCUES)
 def test_a_nan_on_one_rank_takes_both_back_past_it(result: dict[str, Any]) -> None:
     assert result.pop("targets") == [10, 15]
     assert result == RESCUED

@@ -25,8 +25,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+RESCUES = ["rescued_ddp", "rescued_fsdp2", "rescued_fsdp", "rescued_fsdp_bf16_mixed", "rescued_fsdp_bf16_true"]
 SCENARIOS = {
-    "recovery": ["rescued_ddp", "rescued_fsdp2", "rescued_fsdp", "stopped_together"],
+    "recovery": [*RESCUES, "stopped_together"],
     "operations": ["orders_ddp", "orders_fsdp2", "repeat_check_fsdp2", "devices_that_are_well"],
 }
 
@@ -38,7 +39,7 @@ def result(results: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     return found
 
 
-@of("rescued_ddp", "rescued_fsdp2", "rescued_fsdp")
+@of(*RESCUES)
 def test_a_nan_on_one_rank_takes_both_back_past_it(result: dict[str, Any]) -> None:
     assert result.pop("targets")[0] == 10
     assert result.pop("rewinds")[0][0] == 12 + LAG

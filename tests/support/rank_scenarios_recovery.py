@@ -51,12 +51,13 @@ warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 
 
-def _two(strategy: str) -> dict[str, Any]:
+def _two(strategy: str, precision: str = "32-true") -> dict[str, Any]:
     kind: Any = FSDP2Strategy(timeout_minutes=2) if strategy == "fsdp2" else strategy
     if strategy == "fsdp":
         kind = FSDP1Strategy if rank_scenarios.ACCELERATOR == "gpu" else FSDP1OnCPU
         kind = kind(auto_wrap_policy=partial(lambda_auto_wrap_policy, lambda_fn=_is_the_first_layer))
-    return {"devices": 2, "strategy": kind, "accelerator": rank_scenarios.ACCELERATOR}
+    where = {"devices": 2, "strategy": kind, "accelerator": rank_scenarios.ACCELERATOR}
+    return where if precision == "32-true" else {**where, "precision": precision}
 
 
 def _is_the_first_layer(module: nn.Module) -> bool:
@@ -64,21 +65,29 @@ def _is_the_first_layer(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and module.in_features == WIDTH
 
 
-def _rescued(strategy: str) -> dict[str, Any]:
-    folder = shared_folder()
+def _rescued(strategy: str, precision: str = "32-true") -> dict[str, Any]:
+    folder, options = shared_folder(), _two(strategy, precision)
     module = (ShardedModule if strategy == "fsdp2" else Module)(ONE_RANK)
-    trainer = make_trainer(folder, STEPS, **_two(strategy))
+    trainer = make_trainer(folder, STEPS, **options)
     fit_with_recovery(trainer, module, Data())
-    return judged(trainer, module, folder, [module.ids[step] for step in range(1, STEPS + 1)], strategy)
+    own = [module.ids[step] for step in range(1, STEPS + 1)]
+    return judged(trainer, module, folder, own, strategy, precision)
 
 
-def judged(trainer: Any, module: Module, folder: Path, own: list[list[int]], strategy: str = "ddp") -> dict[str, Any]:
+def judged(
+    trainer: Any,
+    module: Module,
+    folder: Path,
+    own: list[list[int]],
+    strategy: str = "ddp",
+    precision: str = "32-true",
+) -> dict[str, Any]:
     """What a finished run came to; ``own``: what this rank has read last at each step. Both together are the step."""
     ids = [first + second for first, second in zip(*gathered(own), strict=True)]
     state = gathered([trainer.global_step, Progress.of(trainer).dropped, Progress.of(trainer).samples])
     weights = whole_weights(module)  # under FSDP1 this rank's pieces
     clean = (ShardedModule if strategy == "fsdp2" else Module)()
-    clean = whole_weights(clean_run(folder / "clean", own, clean, **_two(strategy)))
+    clean = whole_weights(clean_run(folder / "clean", own, clean, **_two(strategy, precision)))
     equal = gathered(equal_bits(weights, clean))
     rewinds = [entry for entry in read_ledger(folder / FILE) if entry.action == "rewind"]
     return {
@@ -104,6 +113,16 @@ def rescued_fsdp2() -> dict[str, Any]:
 @scenario
 def rescued_fsdp() -> dict[str, Any]:
     return _rescued("fsdp")
+
+
+@scenario
+def rescued_fsdp_bf16_mixed() -> dict[str, Any]:
+    return _rescued("fsdp", "bf16-mixed")
+
+
+@scenario
+def rescued_fsdp_bf16_true() -> dict[str, Any]:
+    return _rescued("fsdp", "bf16-true")
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from lit_stable.callbacks.resuming_batches import ResumingBatches
 from lit_stable.callbacks.spike_alarm import SpikeAlarm
 
 SIZE, WIDTH, BATCH = 1000, 4, 2  # items, features, samples per rank and step
+_BASE = 32  # of the digits in which an item says its number
 RUNGS: list[dict[str, Any]] = [
     {"do": "wait", "steps": 5},
     {"do": "rewind", "before": 1, "after": 2, "max_times": 4, "steps": 5},
@@ -29,13 +30,19 @@ RUNGS: list[dict[str, Any]] = [
 
 
 class Rows(Dataset):
-    """Item i is (WIDTH + 1,): i, and numbers that follow from it."""
+    """Item i is (2 + WIDTH,): i in two digits that bf16 holds, and numbers that follow from it."""
 
     def __len__(self) -> int:
         return SIZE
 
     def __getitem__(self, i: int) -> Tensor:
-        return torch.cat([torch.tensor([float(i)]), torch.randn(WIDTH, generator=torch.Generator().manual_seed(i))])
+        digits = torch.tensor([float(d) for d in divmod(i, _BASE)])
+        return torch.cat([digits, torch.randn(WIDTH, generator=torch.Generator().manual_seed(i))])
+
+
+def numbers_of(batch: Tensor) -> Tensor:
+    """(B,): the numbers of a batch's items, fp32."""
+    return batch[:, 0].float() * _BASE + batch[:, 1].float()
 
 
 class Data(LightningDataModule):
@@ -59,9 +66,9 @@ class Module(LightningModule):
         self.ids: dict[int, list[int]] = {}
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        numbers = [int(n) for n in batch[:, 0]]
+        numbers = [int(n) for n in numbers_of(batch)]
         self.ids[Progress.of(self.trainer).steps + 1] = numbers
-        x = batch[:, 1:]
+        x = batch[:, 2:]
         loss: Tensor = (self.net(x) - x.roll(1, dims=1)).square().mean()
         return loss * self.factor if self.poison & set(numbers) else loss
 

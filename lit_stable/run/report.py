@@ -32,6 +32,7 @@ class Report(Callback):
         self.notes = list(notes)
         self.first_loss = float("nan")  # of the run, also after a resume
         self._last_loss = float("nan")
+        self._is_well = True
         self._began = time.perf_counter()  # the recipe has just been read
         self._to_first_line: float | None = None  # seconds, with whatever is compiled on the way
         self.started = False
@@ -83,8 +84,9 @@ class Report(Callback):
     def _tell(self, step: int, of: str, lr: str, tokens: int, read: dict[str, float]) -> None:
         if self._to_first_line is None:
             self._to_first_line = time.perf_counter() - self._began
-        self._last_loss = read["loss"]
-        if not math.isfinite(self._last_loss):
+        was_well, self._last_loss = self._is_well, read["loss"]
+        self._is_well = math.isfinite(self._last_loss)
+        if was_well and not self._is_well:
             say(f"step {step}: the loss is {self._last_loss}; checkpoints saved before it are kept from here on.")
         if math.isnan(self.first_loss):
             self.first_loss = self._last_loss

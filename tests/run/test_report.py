@@ -102,6 +102,17 @@ def own_rate(steps: int) -> float:
     return tiny_module().schedule.rate(Mark(steps, steps * GLOBAL_BATCH, 0))
 
 
+def test_a_loss_that_is_lost_is_said_once_until_it_is_found_again(monkeypatch):
+    said, report = [], Report("go on")
+    monkeypatch.setattr("lit_stable.run.report.say", said.append)
+    report._clock.start(0)
+    for step, loss in enumerate([4.0, math.nan, math.inf, 5.0, math.nan], 1):
+        report._tell(step, "/5", "0.1", 10 * step, {"loss": loss, "skipped": 0})
+    assert [text.split(";")[0] for text in said if "are kept from here on" in text] == [
+        *("step 2: the loss is nan", "step 5: the loss is nan")
+    ]
+
+
 def test_a_validation_is_one_line_for_each_set(said):
     text = line(said, "  validation 0: ")
     loss, perplexity = map(float, re.fullmatch(r"  validation 0: loss ([\d.]+), perplexity ([\d.]+)", text).groups())

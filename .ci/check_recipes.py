@@ -1,20 +1,23 @@
-"""Resolve every recipe with `lit-stable check`, in one process a core: much of a command's time is importing torch."""
+"""Resolve every recipe with `lit-stable check`, in one process a core.
+
+The processes are forks of one that has imported all, and each makes the parser of a system once.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import io
+import gc
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from lit_stable.__main__ import main
-from lit_stable.cli.recipe import expand_arguments
-from lit_stable.cli.systems import system_asked_for
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+from tiny_recipe import command  # noqa: E402
+
+from lit_stable.cli.recipe import expand_arguments  # noqa: E402
+from lit_stable.cli.systems import system_asked_for  # noqa: E402
 
 #: What stands for a whole recipe in front of those that are laid over one, by folder or name.
 BEFORE = {
@@ -35,16 +38,15 @@ def configs_of(recipe: Path) -> list[str]:
 
 def check(recipe: Path) -> str | None:
     """What the command says of a recipe that does not resolve."""
-    said = io.StringIO()
     words = [word for config in configs_of(recipe) for word in ("--config", config)]
     sees = system_asked_for(expand_arguments(words).layers, words) == "vlm"
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = main(["check", *words, *(NO_BACKBONES if sees else [])])
-    return f"{recipe.relative_to(ROOT)}: exit code {code}\n{said.getvalue()}" if code else None
+    done = command("check", *words, *(NO_BACKBONES if sees else []))
+    return f"{recipe.relative_to(ROOT)}: exit code {done.code}\n{done.out}{done.err}" if done.code else None
 
 
 def run() -> int:
     recipes = sorted((ROOT / "recipes").rglob("*.yaml"))
+    gc.freeze()  # what was imported stays: nobody need walk it
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         problems = [problem for problem in pool.map(check, recipes) if problem is not None]
     print("\n".join([*problems, f"{len(recipes) - len(problems)} of {len(recipes)} recipes resolve"]))

@@ -68,9 +68,7 @@ def check(
     problems = mesh.problems(devices) or meeting_problems(module, data, features, ranks)
     if problems:
         raise MisconfigurationException("\n".join(problems))
-    with torch.device("meta"):
-        outline = module.outline()
-    _freeze(outline, features)
+    outline = _outline(module, features)
     plans, checkpoints = _plans(outline, features), checkpoints or Checkpoints()
     sections = [
         "\n".join(filter(None, [_model(module, outline), published.line(module.config)])),
@@ -78,7 +76,7 @@ def check(
         batches(module, data, features, ranks, trainer["max_steps"]),
         reading(data, features, trainer["max_steps"]),
         *_states(plans),
-        _memory(memory_parts(module, data, trainer, features, devices, mesh)),
+        _memory(_memory_parts(module, outline, plans, data, trainer, devices, mesh)),
         "\n".join(
             [
                 cadences(validate_every, checkpoints, rows),
@@ -107,6 +105,13 @@ def meeting_problems(
             problems.append(str(error))
     problems += data.model_problems(module.config.vocab_size, module.config.max_length)
     return problems + module.meeting_problems(data)
+
+
+def _outline(module: GPTModule, features: Mapping[str, Callback]) -> nn.Module:
+    with torch.device("meta"):
+        outline = module.outline()
+    _freeze(outline, features)
+    return outline
 
 
 def _freeze(outline: nn.Module, features: Mapping[str, Callback]) -> None:
@@ -154,9 +159,19 @@ def memory_parts(
     mesh: MeshOptions = ONE_COPY,
 ) -> dict[str, float]:
     """What takes memory on one of ``devices``: bytes by name, see `memory_per_device`. Arguments as for `check`."""
-    with torch.device("meta"):
-        outline = module.outline()
-    _freeze(outline, features)
+    outline = _outline(module, features)
+    return _memory_parts(module, outline, _plans(outline, features), data, trainer, devices, mesh)
+
+
+def _memory_parts(
+    module: GPTModule,
+    outline: nn.Module,
+    plans: list[TensorPlan] | None,
+    data: TokenDataModule,
+    trainer: Mapping[str, Any],
+    devices: int,
+    mesh: MeshOptions,
+) -> dict[str, float]:
     precision, strategy = full_name(trainer["precision"]), trainer["strategy"]
     stored, width = 2 if precision == "bf16-true" else 4, 4 if precision == "32-true" else 2
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
@@ -172,7 +187,7 @@ def memory_parts(
         recompute=module.recompute,
         weight_bytes=stored * _count(outline),
         gradient_bytes=stored * _count(outline, trainable_only=True),
-        state_bytes=_state_bytes(module, outline, _plans(outline, features), stored),
+        state_bytes=_state_bytes(module, outline, plans, stored),
         compiled=module.compile_option != "off",
         copies=_copies(module, name.lower(), precision, shards, mesh, width * _count(outline)),
         accumulates=data.global_batch > data.micro_batch * (devices // mesh.tensor_parallel),

@@ -24,17 +24,19 @@ def cadences(validate_every: Every, checkpoints: Checkpoints, rows: Sequence[Row
         checkpoints: When to save.
         rows: The trace of the run; none where it has no end.
     """
+    marks = [Mark(0, 0, 0), *(Mark(row.iteration, row.samples, row.tokens) for row in rows)]
     times = [
-        f"{what} every {every}{_times(every, rows)}"
+        f"{what} every {every}{_times(every, marks)}"
         for what, every in (("validation", parse_cadence(validate_every)), ("a checkpoint", checkpoints.every))
     ]
     return ", ".join(times)
 
 
-def _times(every: Cadence, rows: Sequence[Row]) -> str:
-    marks = [Mark(0, 0, 0), *(Mark(row.iteration, row.samples, row.tokens) for row in rows)]
+def _times(every: Cadence, marks: Sequence[Mark]) -> str:
+    if len(marks) == 1:
+        return ""
     times = sum(every.is_due(before, after) for before, after in pairwise(marks))
-    return f" ({times:,} times)" if rows else ""
+    return f" ({times:,} times)"
 
 
 def retention(

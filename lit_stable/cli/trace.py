@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import csv
-from collections.abc import Callable, Iterable, Iterator
-from operator import add, sub
+from collections.abc import Iterable, Iterator
+from operator import sub
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -83,13 +83,12 @@ def trace(
         batch = global_batch if ramp is None else ramp.batch(mark.samples)
         length = sequence_length if lengths is None else lengths.length(step)
         tokens = batch * length if lengths is None else lengths.tokens_in(batch, step)
-        window = Mark(1, batch, tokens)
-        mark = _each(add, mark, window)
+        mark = Mark(step, mark.samples + batch, mark.tokens + tokens)
         if skip is not None and skip.holds(step):
-            held = _each(add, held, window)
+            held = Mark(held.steps + 1, held.samples + batch, held.tokens + tokens)
         modifiers.reach(mark)
-        own = schedule.rate(_each(sub, mark, held))
-        lr, decay = (modifiers.value(key, mark, value) for key, value in (("lr", own), ("weight_decay", weight_decay)))
+        lr = modifiers.value("lr", mark, schedule.rate(mark if held == _START else _without(mark, held)))
+        decay = modifiers.value("weight_decay", mark, weight_decay)
         yield Row(step, mark.samples, mark.tokens, batch, length, lr, decay, clip.cap(mark) if clip else None)
 
 
@@ -130,8 +129,8 @@ def write_trace(path: Path, rows: Iterable[Row]) -> None:
         writer.writerows(rows)
 
 
-def _each(operation: Callable[[int, int], int], left: Mark, right: Mark) -> Mark:
-    return Mark(*map(operation, left, right))
+def _without(mark: Mark, held: Mark) -> Mark:
+    return Mark(*map(sub, mark, held))
 
 
 def _find(features: Iterable[Callback], kind: type[_Feature]) -> _Feature | None:

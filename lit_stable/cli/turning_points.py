@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from lit_stable.cli.trace import Row
 from lit_stable.optim.schedule import format_lr
@@ -31,12 +32,15 @@ def _turning_points(rows: Sequence[Row]) -> Iterator[tuple[int, str]]:
         if values[0] != values[-1]:
             first = next(n for n in range(last, 0, -1) if values[n - 1] != values[-1])
             yield first - 1, f"{what} their last size, {values[-1]}"
-    for n in range(1, len(rows)):
-        for name, what in (("clip", "clipping norm"), ("weight_decay", "weight decay")):
-            before, after = getattr(rows[n - 1], name), getattr(rows[n], name)
+    for values, what in (
+        ([row.clip for row in rows], "clipping norm"),
+        ([row.weight_decay for row in rows], "weight decay"),
+    ):
+        for n, (before, after) in enumerate(pairwise(values), start=1):
             if before != after:
                 yield n, f"{what} {before} -> {after}"
-        if n > peak and _jumps(rates[max(n - 2, 0)], rates[n - 1], rates[n]):
+    for n in range(peak + 1, len(rows)):
+        if _jumps(rates[max(n - 2, 0)], rates[n - 1], rates[n]):
             yield n, f"learning rate {format_lr(rates[n - 1])} -> {format_lr(rates[n])}"
     if rates[-1] < rates[peak]:
         floor = next(n for n in range(last, -1, -1) if n == 0 or rates[n - 1] != rates[-1])

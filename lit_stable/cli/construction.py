@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import is_dataclass
 from functools import partial
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lit_stable.callbacks import RunControl
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.cadence import Every, parse_cadence
-from lit_stable.cli.features import FEATURES
+from lit_stable.cli.features import FEATURES, nested_options
 from lit_stable.cli.patterns import optimizer_options
 from lit_stable.cli.published import Published
 from lit_stable.cli.systems import system_parts
@@ -122,6 +122,7 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "", lambda: _judge_surgery(config)
     yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())
     yield "", lambda: _judge_validation(config["validate_every"])
+    yield "", lambda: RunControl(**config["control"].as_dict())
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]
         if options is not None:
@@ -145,11 +146,17 @@ def _judge_surgery(config: Namespace) -> None:
 
 
 def _build_feature(feature: type[Callback], options: dict[str, Any]) -> Callback:
-    """Options of an option arrive as a plain mapping; its class checks them."""
-    hints = get_type_hints(feature.__init__)
-    for name, value in options.items():
-        nested = next((kind for kind in get_args(hints.get(name)) if is_dataclass(kind)), None)
-        if nested is not None and isinstance(value, dict):
+    """Options of an option arrive as a plain mapping; its class checks them, each of them before any is a refusal."""
+    problems = []
+    for name, nested in nested_options(feature).items():
+        value = options.get(name)
+        if not isinstance(value, dict):
+            continue
+        try:
             # A dataclass that has a base arrives with its class beside its options.
-            options = {**options, name: nested(**value.get("init_args", value))}  # type: ignore[operator]
+            options = {**options, name: nested(**value.get("init_args", value))}
+        except (ValueError, MisconfigurationException) as error:
+            problems.append(str(error))
+    if problems:
+        raise MisconfigurationException("\n".join(problems))
     return feature(**options)

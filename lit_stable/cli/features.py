@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from dataclasses import is_dataclass
+from typing import Any, Optional, get_args, get_type_hints
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
@@ -90,6 +91,15 @@ def add_feature_arguments(parser: LightningArgumentParser) -> None:
     for name, feature in FEATURES.items():
         parser.add_argument(f"--stability.{name}", type=Optional[feature], default=None)  # noqa: UP045 - a runtime type
     parser.add_argument("--stability.extra", type=dict[str, Optional[Callback]], default={})  # noqa: UP045
+
+
+def nested_options(feature: type[Callback]) -> dict[str, type[Any]]:
+    """Options of a feature that have options of their own: name -> the dataclass that holds them."""
+    kinds = {
+        name: next((kind for kind in get_args(hint) if is_dataclass(kind)), None)
+        for name, hint in get_type_hints(feature.__init__).items()
+    }
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type)}
 
 
 def active_features(stability: Namespace) -> dict[str, Callback]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lit_stable.cli.features import FEATURES
+from lit_stable.cli.features import FEATURES, nested_options
 from lit_stable.cli.recipe import Layer
 
 _KEY = re.compile(r"(?P<key>[a-z_]\w*(?:\.\w+)+|[a-z_]+)[=:]")
 _CLASS = re.compile(r"`(?P<name>\w+)(?:\((?:(?P<argument>\w+)=)?|`)")
-_OF_CLASS = {feature.__name__: f"stability.{name}" for name, feature in FEATURES.items()}
+_OF_CLASS = {
+    **{feature.__name__: f"stability.{name}" for name, feature in FEATURES.items()},
+    **{
+        nested.__name__: f"stability.{name}.{option}"
+        for name, feature in FEATURES.items()
+        for option, nested in nested_options(feature).items()
+    },
+    "RunControl": "control",
+}
 
 
 def located(problems: Sequence[str], layers: Sequence[Layer], argv: Sequence[str]) -> list[str]:

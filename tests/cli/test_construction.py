@@ -33,6 +33,8 @@ def test_the_problems_of_all_parts_come_in_one_message(tmp_path):
         checkpoints__every_steps=0,
         validate_every="2M words",
         stability__grad_clip={"max_norm": 0.0},
+        stability__detectors={"plateau": {"patience": 0}, "loss_scale": {"halvings": 1}},
+        control__every_steps=0,
     )
     assert problems(recipe) == [
         "trainer.strategy=fsdp3: is no strategy; nearest is fsdp.",
@@ -45,9 +47,12 @@ def test_the_problems_of_all_parts_come_in_one_message(tmp_path):
         "data.micro_batch=3: must divide data.global_batch=4; nearest legal values are 2 and 4.",
         "checkpoints.every_steps=0: must be at least 1.",
         "validate_every=2M words: must be a count of steps, samples or tokens, as 500 or 2M tokens.",
+        "`RunControl(every_steps=0)`: must be at least 1.",
+        "`Plateau(patience=0)`: must be at least 1.",
+        "`LossScaleCollapse(halvings=1)`: must be at least 2.",
         "`GradClip(max_norm=0.0)`: must be a finite number > 0.",
     ]
-    assert len(problems(recipe)) == 11
+    assert len(problems(recipe)) == 14
 
 
 def test_what_only_the_command_line_makes_wrong_is_reported_too(recipe):

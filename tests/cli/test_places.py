@@ -9,6 +9,7 @@ from lit_stable.cli.recipe import expand
 
 BASE = "model:\n  gpt: {d_model: 3}\n  schedule:\n    peak: 1\nstability:\n  grad_clip:\n    max_norm: 0\n"
 CHILD = "base: base.yaml\nmodel: {schedule: {peak: 2}}\nstability:\n  lr_override: {init_args: {factor: -1}}\n"
+CHILD += "  detectors: {plateau: {patience: 0}}\ncontrol: {every_steps: 0}\n"
 
 
 @pytest.fixture
@@ -36,6 +37,8 @@ def where(tmp_path, monkeypatch):
         ("`GradClip(max_norm=0)`: must be > 0.", "base.yaml:7: "),
         ("`GradClip`: schedule must rise.", "base.yaml:6: "),
         ("`LROverride(factor=-1)`: must be >= 0.", "child.yaml:4: "),
+        ("`Plateau(patience=0)`: must be at least 1.", "child.yaml:5: "),
+        ("`RunControl(every_steps=0)`: must be at least 1.", "child.yaml:6: "),
         ("`ZClip(decay=2)`: is no feature by itself.", ""),
         ("GradClip: stands in trainer.callbacks.", ""),
         ("The strategy `fsdp` requires a GPU.", ""),

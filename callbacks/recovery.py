@@ -193,7 +193,7 @@ class Recovery(StabilityCallback):
             self._book.set_aside(trainer)
             self._book.add(trainer, self._steps, "begun", done={"branch": now.branch})
             self._overrides.standing = self.standing
-        self._to_pass = now.rewinds[-1] if now.rewinds else None
+        self._to_pass = now.to_pass
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.acts:

@@ -35,6 +35,8 @@ class Standing:
     rewinds: list[Entry] = field(default_factory=list)
     pending: Entry | None = None
     """A rewind after which no training has begun yet."""
+    to_pass: Entry | None = None
+    """The last rewind, until it is written down that the run is past its window."""
     stopped: Entry | None = None
     """The end of the ladder, unless somebody decided to go on."""
 
@@ -87,12 +89,14 @@ def _take(now: Standing, entry: Entry) -> None:
         now.stopped = None
     elif entry.action == "begun":
         now.pending = None
+    elif entry.action == "result" and now.to_pass is not None and entry.done.get("rewind") == now.to_pass.number:
+        now.to_pass = None
     if entry.action == "rewind":
         target = entry.done["to"]
         now.abandoned = [s for s in now.saved if s.step > target]
         now.saved = [s for s in now.saved if s.step <= target]
         now.rewinds.append(entry)
-        now.branch, now.pending = now.branch + 1, entry
+        now.branch, now.pending, now.to_pass = now.branch + 1, entry, entry
 
 
 def since_go_on(entries: Sequence[Entry]) -> Sequence[Entry]:

@@ -44,6 +44,17 @@ def test_a_rewind_leaves_later_checkpoints_behind_and_is_pending_until_its_branc
     assert standing(ledger).latest().step == 30
 
 
+def test_a_rewinds_window_is_passed_once_also_over_later_resumes() -> None:
+    ledger = lines()
+    first = ledger.rewind(45, to=20)
+    ledger.add(20, "begun", 1)
+    second = ledger.rewind(30, to=10, branch=1)
+    ledger.add(25, "result", 2, of=3, result="past the window", rewind=first.number)
+    assert standing(ledger).to_pass == second
+    ledger.add(35, "result", 2, of=3, result="past the window", rewind=second.number)
+    assert standing(ledger).to_pass is None
+
+
 def test_what_rewinds_have_set_adds_up() -> None:
     ledger = lines()
     ledger.rewind(45, to=20, dropped=[[160, 200]], factor=0.5, weight_decay=0.2, reshuffled=[[200, 7]])

@@ -11,7 +11,7 @@ from . import checkpoint_files as files
 from .base import rank_zero_info, rank_zero_warn
 from .recovery_ledger import FILE, Entry, append, of_run, read_ledger
 from .recovery_standing import Saved, Standing, path_of, relative, since_go_on, standing, times_taken
-from .safe_checkpoints import SafeCheckpoints
+from .safe_checkpoints import SafeCheckpoints, wait_for_saves
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -111,6 +111,7 @@ class RecoveryBook:
     def usable(self, trainer: Trainer, candidates: Sequence[Saved]) -> Saved | None:
         """The first of some checkpoints that is there and whole."""
         found: Saved | None = None
+        wait_for_saves(trainer)  # or what one goes back to would depend on the speed of the disk
         if trainer.is_global_zero:
             found = next((s for s in candidates if files.damage(path_of(self.folder, s.path)) is None), None)
         result: Saved | None = trainer.strategy.broadcast(found)

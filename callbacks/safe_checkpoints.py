@@ -12,13 +12,13 @@ from . import checkpoint_files as files
 from .base import MisconfigurationException, StabilityCallback
 from .checkpoint_contents import (
     CheckpointError,
-    or_not_written,
     refuse_foreign,
     refuse_other_model,
     shapes_of,
     stored_shapes,
     told_as_a_sentence,
 )
+from .checkpoint_writer import CheckpointWriter
 from .eight_bit_checkpoint import prepare_optimizers, refuse_unread
 from .optimizer_state import initialise_state, step_count
 from .parameter_order import in_todays_order, names_by_group
@@ -51,6 +51,12 @@ class SafeCheckpoints(StabilityCallback):
 
     Paths with a scheme (``s3://...``) are left to Lightning as they are. Nothing is logged.
 
+    Args:
+        in_background: Where the strategy writes one file, copy the checkpoint to the host's memory, which takes as much
+            of it as the file of the disk, and write it while training goes on. The next save, a load, and the end of
+            the fit wait for it; what went wrong is raised there. Sharded folders, which all ranks write together, are
+            written at once, and that is said once.
+
     Attributes:
         listeners: By name, what is called on every rank with the path of a checkpoint that is about to be written.
         loaded: Path of the checkpoint that was loaded last.
@@ -67,7 +73,8 @@ class SafeCheckpoints(StabilityCallback):
 
     order: ClassVar[int] = 90
 
-    def __init__(self) -> None:
+    def __init__(self, in_background: bool = False) -> None:
+        self._writer = CheckpointWriter(in_background)
         self._strategy: Any = None
         self.listeners: dict[str, Callable[[Path], None]] = {}
         self.loaded = Path()
@@ -80,7 +87,7 @@ class SafeCheckpoints(StabilityCallback):
             return
         # On the instance: the one place to act just before a load, and around a save, whatever the strategy.
         strategy = self._strategy = trainer.strategy
-        strategy.save_checkpoint = self._around_save(trainer, strategy.save_checkpoint)  # type: ignore[method-assign]
+        strategy.save_checkpoint = self._writer.around(trainer, strategy.save_checkpoint, self.listeners)  # type: ignore[method-assign]
         strategy.load_checkpoint = self._around_load(trainer, strategy.load_checkpoint)  # type: ignore[method-assign]
         strategy.load_model_state_dict = self._around_weights(trainer, strategy.load_model_state_dict)  # type: ignore[method-assign]
         strategy.load_optimizer_state_dict = self._around_optimizers(trainer, strategy.load_optimizer_state_dict)  # type: ignore[method-assign]
@@ -89,7 +96,24 @@ class SafeCheckpoints(StabilityCallback):
         for optimizer in trainer.optimizers:
             initialise_state(optimizer)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written in the background; on rank 0, which writes it."""
+        return self._writer.background.is_under_way
+
+    def finish(self) -> None:
+        """Wait for a checkpoint that is being written in the background.
+
+        Raises:
+            CheckpointError: when it could not be written.
+        """
+        self._writer.background.finish()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.finish()
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.finish()
         if self._strategy is not None:
             for name in _SHADOWED:
                 self._strategy.__dict__.pop(name, None)
@@ -99,45 +123,6 @@ class SafeCheckpoints(StabilityCallback):
         """Stay in place: who saves on an exception does so after this hook, and must be guarded too."""
 
     # -- saving ------------------------------------------------------------------------------------------------------
-
-    def _around_save(self, trainer: Trainer, save: Callable[..., None]) -> Callable[..., None]:
-        def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-            if "://" in str(filepath):
-                save(checkpoint, filepath, storage_options=storage_options)
-                return
-            path = Path(trainer.strategy.broadcast(str(filepath)))
-            for _, listener in sorted(self.listeners.items()):
-                listener(path)
-            partial = files.partial_path(path)
-            if trainer.is_global_zero:
-                files.remove(partial)  # left over from a kill
-            trainer.strategy.barrier()
-            try:
-                with or_not_written(path):
-                    save(checkpoint, partial, storage_options=storage_options)
-                    trainer.strategy.barrier()
-                    if partial.is_dir():
-                        self._write_checksums(trainer, partial)
-                    if trainer.is_global_zero:
-                        files.publish(path)
-            except CheckpointError:
-                if trainer.is_global_zero:
-                    files.remove(partial)  # it takes up the room that the disk lacks
-                raise
-            trainer.strategy.barrier()
-
-        return save_checkpoint
-
-    @staticmethod
-    def _write_checksums(trainer: Trainer, folder: Path) -> None:
-        own = files.shard_files(folder)[trainer.global_rank :: trainer.world_size]
-        entries = [{str(p.relative_to(folder)): files.checksum(p) for p in own}]
-        if trainer.world_size > 1:
-            gathered: list[Any] = [None] * trainer.world_size
-            dist.all_gather_object(gathered, entries[0])
-            entries = gathered
-        if trainer.is_global_zero:
-            files.write_checksums(folder, {name: entry for part in entries for name, entry in part.items()})
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint.setdefault(KEY, {}).update(
@@ -150,6 +135,7 @@ class SafeCheckpoints(StabilityCallback):
 
     def _around_load(self, trainer: Trainer, load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         def load_checkpoint(checkpoint_path: Any, **options: Any) -> dict[str, Any]:
+            self.finish()
             path, fits = Path(checkpoint_path), trainer.state.fn == "fit"
             self.loaded = path
             # Those that shard fill the model and the optimizers within the load; others leave it to Lightning.
@@ -236,13 +222,20 @@ class SafeCheckpoints(StabilityCallback):
                 )
 
 
+def wait_for_saves(trainer: Trainer) -> None:
+    """Return when every checkpoint that was saved is on disk."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SafeCheckpoints):
+            callback.finish()
+
+
 def refuse_asynchronous_saves(trainer: Trainer) -> None:
     """Raise where a plugin returns from a save before the file is there: nothing can be checked or renamed then."""
     kinds = {kind.__name__ for kind in type(trainer.strategy.checkpoint_io).__mro__}  # one class in each namespace
     if "AsyncCheckpointIO" in kinds:
         raise MisconfigurationException(
             "`AsyncCheckpointIO`: goes on before a checkpoint is on disk, so `SafeCheckpoints` could neither check nor"
-            " rename it; delete the plugin, or the callback."
+            " rename it; delete the plugin and give the callback in_background=True, or delete the callback."
         )
 
 

@@ -176,7 +176,8 @@ class LitStableCLI(LightningCLI):
         ]
 
     def _spine(self, given: list[Callback]) -> list[Callback]:
-        return spine(self.datamodule, self._get(self.config, "validate_every"), self._surgery(), given)
+        validate_every, saves = self._get(self.config, "validate_every"), self._get(self.config_init, "checkpoints")
+        return spine(self.datamodule, validate_every, self._surgery(), given, saves.in_background)
 
     def _surgery(self) -> Surgery:
         options: SurgeryOptions = self._get(self.config_init, "surgery")

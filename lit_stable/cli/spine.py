@@ -26,7 +26,13 @@ from lit_stable.run.masked_share import MaskedShare
 from lit_stable.run.surgery import Surgery
 
 
-def spine(data: TokenDataModule, validate_every: Every, surgery: Surgery, given: Sequence[Callback]) -> list[Callback]:
+def spine(
+    data: TokenDataModule,
+    validate_every: Every,
+    surgery: Surgery,
+    given: Sequence[Callback],
+    saves_in_background: bool = False,
+) -> list[Callback]:
     """Counters, seeds, windows, the norm, saving and validating; ``given`` are those that the recipe names."""
 
     def names(kind: type[Callback]) -> bool:
@@ -45,7 +51,7 @@ def spine(data: TokenDataModule, validate_every: Every, surgery: Surgery, given:
         GradNorm(),
         *([] if data.mask_repeats is None else [MaskedShare()]),
         ValidateEverySteps(validate_every),
-        SafeCheckpoints(),
+        SafeCheckpoints(saves_in_background),
         surgery,
         LossScaleWatch(),
     ]

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from lit_stable.callbacks import Progress
+from lit_stable.callbacks import Progress, SafeCheckpoints
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.cadence import Every, parse_cadence
 from lit_stable.callbacks.checkpoint_files import partial_path, remove, size_on_disk
@@ -47,6 +47,8 @@ class Checkpoints(Checkpoint):
         keep_every: Steps between checkpoints that stay for ever, >= 1; ``None``: none does for its number.
         milestones: Whether milestones are saved, and stay.
         mirror: A path, or a URL that ``fsspec`` opens; ``None``: no copies.
+        in_background: Write while training goes on, from a copy in the host's memory, where the strategy writes one
+            file; see ``SafeCheckpoints``.
 
     Raises:
         MisconfigurationException: when a number cannot be read or is below 1, or the URL cannot be opened.
@@ -61,6 +63,7 @@ class Checkpoints(Checkpoint):
         keep_every: int | None = None,
         milestones: bool = False,
         mirror: str | None = None,
+        in_background: bool = False,
     ) -> None:
         try:
             self.every = parse_cadence(every_steps)
@@ -76,6 +79,7 @@ class Checkpoints(Checkpoint):
         self.keep_every = keep_every
         self.milestones = milestones
         self.mirror = mirror
+        self.in_background = in_background
         self.stalls: list[float] = []  # seconds that each save has held up training
         self.folder: Path | None = None  # the run's, set before training starts
         self.best_loss = math.inf
@@ -84,9 +88,13 @@ class Checkpoints(Checkpoint):
         self._ahead: list[Milestone] = []
         self._kept: dict[int, str] = {}  # milestones that were saved, by step
         self._mirror: Mirror | None = None
+        self._saver: SafeCheckpoints | None = None
+        self._saving: Path | None = None  # not told of yet: it may be written in the background
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen = Progress.of(trainer).steps
+        self._saver = next((c for c in trainer.callbacks if isinstance(c, SafeCheckpoints)), None)  # type: ignore[attr-defined]
+        self._saving = None
         self._read_best(trainer)
         if self.milestones:
             self._ahead = milestones(getattr(pl_module, "schedule", None), trainer.callbacks)  # type: ignore[attr-defined]
@@ -103,6 +111,7 @@ class Checkpoints(Checkpoint):
                 self._mirror.add(path)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._conclude(trainer)
         if Progress.of(trainer).steps == self._seen:  # in mid-window
             return
         progress = Progress.of(trainer)
@@ -116,6 +125,7 @@ class Checkpoints(Checkpoint):
             self.save_now(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(trainer)
         if self._mirror is not None:
             self._mirror.close()
             self._prune_while_finite(trainer)
@@ -145,15 +155,32 @@ class Checkpoints(Checkpoint):
         """Save this step, if it is not saved yet, and delete what need not be kept. Called by all ranks."""
         assert self.folder is not None
         path = checkpoint_path(self.folder, Progress.of(trainer).steps)
-        if not trainer.strategy.broadcast(path.exists()):
+        if not trainer.strategy.broadcast(path.exists() or path == self._saving):
             if trainer.strategy.root_device.type == "cuda":
                 torch.cuda.synchronize(trainer.strategy.root_device)  # a save waits for the device; that is no stall
             began = time.perf_counter()
+            self._finish(trainer)
             trainer.save_checkpoint(path)
-            stalled = time.perf_counter() - began
-            self.stalls.append(stalled)
-            if trainer.is_global_zero:
-                say(f"saved {path} ({human_bytes(size_on_disk(path))}, training stood still for {stalled:.2f} s)")
+            self.stalls.append(time.perf_counter() - began)
+            self._saving = path
+        self._conclude(trainer)
+
+    def _finish(self, trainer: Trainer) -> None:
+        """Wait for a save that is under way."""
+        if self._saver is not None:
+            self._saver.finish()
+        self._conclude(trainer)
+
+    def _conclude(self, trainer: Trainer) -> None:
+        """What follows a save, once it is on disk."""
+        if self._saving is None or (self._saver is not None and self._saver.is_writing):
+            return
+        if self._saver is not None:
+            self._saver.finish()  # raises what went wrong
+        path, self._saving = self._saving, None
+        if trainer.is_global_zero:
+            stood = f"training stood still for {self.stalls[-1]:.2f} s"
+            say(f"saved {path} ({human_bytes(size_on_disk(path))}, {stood})")
         if self._mirror is not None:
             self._mirror.add(path)
         self._prune_while_finite(trainer)

@@ -218,7 +218,7 @@ def test_an_evaluation_of_a_checkpoint_leaves_no_trace_in_the_fit_that_follows(t
 
 def test_a_plugin_that_saves_in_the_background_is_refused() -> None:
     trainer = quiet_trainer(SafeCheckpoints(), plugins=[AsyncCheckpointIO()])
-    with pytest.raises(MisconfigurationException, match=r"`AsyncCheckpointIO`: .*; delete the plugin, or the callback"):
+    with pytest.raises(MisconfigurationException, match=r"`AsyncCheckpointIO`: .*in_background=True, or delete"):
         trainer.fit(TinyModule(), TinyData())
 
 

@@ -59,7 +59,13 @@ def fit(
     """Train, validating every second step if there are ``losses``; the steps saved on disk after each step."""
     checkpoints.folder = folder
     scores = Scores(folder, losses or {})
-    own = [Progress(), AccumulationWindows(2 * window, 2), SafeCheckpoints(), ValidateEverySteps(2), scores]
+    own = [
+        Progress(),
+        AccumulationWindows(2 * window, 2),
+        SafeCheckpoints(checkpoints.in_background),
+        ValidateEverySteps(2),
+        scores,
+    ]
     own += [] if callback is None else [callback]
     options = {"enable_checkpointing": True, "check_val_every_n_epoch": None, **options}
     options["limit_val_batches"] = 1 if losses else 0
@@ -164,6 +170,22 @@ def test_saving_a_step_again_writes_nothing(tmp_path, capsys):
     assert all(re.search(r"\(\S+ \w+, training stood still for \d+\.\d\d s\)$", line) for line in said)
     assert len(checkpoints.stalls) == 2
     assert min(checkpoints.stalls) > 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_in_the_background_the_same_ones_stay(tmp_path, capsys, every):
+    left = {}
+    for in_background in (False, True):
+        folder = tmp_path / str(in_background)
+        losses = {2: 5.0, 4: 3.0, 6: 4.0}
+        options = Checkpoints(every_steps=every, first_step=None, keep_last=2, in_background=in_background)
+        fit(folder, options, 8, losses)
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        left[in_background] = names, options.best().name, len(options.stalls)
+    assert left[True] == left[False]
+    lines = capsys.readouterr().out
+    for name in (name for name in names if name.endswith(".ckpt")):
+        assert len(re.findall(rf"saved \S+True/checkpoints/{name} \(", lines)) == 1
 
 
 def test_there_is_no_last_or_best_before_the_first_save(tmp_path):

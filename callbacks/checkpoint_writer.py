@@ -1,0 +1,106 @@
+"""Every save whole or absent: written beside its name, synced to disk, renamed; at once or in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from . import checkpoint_files as files
+from .background_save import BackgroundSave, held_back
+from .base import rank_zero_warn
+from .checkpoint_contents import CheckpointError, or_not_written
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+class CheckpointWriter:
+    """Stands around the saves of a strategy; see ``SafeCheckpoints``.
+
+    Attributes:
+        background: What is being written while training goes on, on the rank that writes it.
+    """
+
+    def __init__(self, in_background: bool) -> None:
+        self.in_background = in_background
+        self.background = BackgroundSave()
+        self._said = False
+
+    def around(
+        self, trainer: Trainer, save: Callable[..., None], listeners: Mapping[str, Callable[[Path], None]]
+    ) -> Callable[..., None]:
+        """A strategy's ``save_checkpoint``, made safe; ``listeners`` are told of a path before it is written."""
+
+        def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+            if "://" in str(filepath):
+                save(checkpoint, filepath, storage_options=storage_options)
+                return
+            path = Path(trainer.strategy.broadcast(str(filepath)))
+            for _, listener in sorted(listeners.items()):
+                listener(path)
+            self.background.finish()
+            partial = files.partial_path(path)
+            if trainer.is_global_zero:
+                files.remove(partial)  # left over from a kill
+            trainer.strategy.barrier()
+            with self._removed_unless_written(path, trainer.is_global_zero):
+                held = self._save(trainer, save, checkpoint, partial, storage_options)
+                trainer.strategy.barrier()
+                if partial.is_dir():
+                    self._write_checksums(trainer, partial)
+                if held:
+                    self.background.begin(lambda: self._write(path, held))
+                elif trainer.is_global_zero:
+                    files.publish(path)
+            trainer.strategy.barrier()
+
+        return save_checkpoint
+
+    def _save(
+        self, trainer: Trainer, save: Callable[..., None], checkpoint: dict[str, Any], path: Path, options: Any
+    ) -> list[Callable[[], None]]:
+        """Save, or return what writes it, on the rank that does."""
+        if not self.in_background:
+            save(checkpoint, path, storage_options=options)
+            return []
+        with held_back(trainer.strategy.checkpoint_io) as held:
+            save(checkpoint, path, storage_options=options)
+        if trainer.is_global_zero and not held and not self._said:
+            self._said = True
+            rank_zero_warn(
+                f"in_background=True: {type(trainer.strategy).__name__} writes the shards of a checkpoint on all ranks"
+                " together, so training waits for it; a strategy that writes one file (auto, ddp, fsdp2_full) does not."
+            )
+        return held
+
+    def _write(self, path: Path, held: list[Callable[[], None]]) -> None:
+        with self._removed_unless_written(path, True):
+            for write in held:
+                write()
+            files.publish(path)
+
+    @staticmethod
+    @contextmanager
+    def _removed_unless_written(path: Path, removes: bool) -> Iterator[None]:
+        try:
+            with or_not_written(path):
+                yield
+        except CheckpointError:
+            if removes:
+                files.remove(files.partial_path(path))  # it takes up the room that the disk lacks
+            raise
+
+    @staticmethod
+    def _write_checksums(trainer: Trainer, folder: Path) -> None:
+        own = files.shard_files(folder)[trainer.global_rank :: trainer.world_size]
+        entries = [{str(p.relative_to(folder)): files.checksum(p) for p in own}]
+        if trainer.world_size > 1:
+            gathered: list[Any] = [None] * trainer.world_size
+            dist.all_gather_object(gathered, entries[0])
+            entries = gathered
+        if trainer.is_global_zero:
+            files.write_checksums(folder, {name: entry for part in entries for name, entry in part.items()})

@@ -1,0 +1,157 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
+from tiny_gpt_run import equal_bits
+from tiny_gpt_run import fit as fit_gpt
+
+from lit_stable.callbacks import Progress, SafeCheckpoints
+from lit_stable.callbacks.background_save import BackgroundSave, host_copy
+from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.safe_checkpoints import wait_for_saves
+
+STEPS, SAVED_AT = 6, 2
+
+
+class SlowDisk(TorchCheckpointIO):
+    """Writes when it is told to, and fails with what it is given."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.may_write, self.failure = threading.Event(), failure
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        assert self.may_write.wait(60)
+        if self.failure is not None:
+            raise self.failure
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+def fit(
+    path: Path, disk: SlowDisk, *callbacks: Any, in_background: bool = True, at: tuple[int, ...] = (SAVED_AT,)
+) -> Any:
+    def save(trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step in at:
+            trainer.save_checkpoint(path)
+
+    saves = Watch("on_train_batch_end", save)
+    guard = SafeCheckpoints(in_background)
+    trainer = quiet_trainer(guard, Progress(), saves, *callbacks, max_steps=STEPS, plugins=[disk])
+    module = TinyModule()
+    trainer.fit(module, TinyData())
+    return module
+
+
+def test_training_goes_on_while_the_state_of_the_step_is_written(tmp_path: Path) -> None:
+    disk, on_disk = SlowDisk(), []
+
+    def look(trainer: Trainer, *rest: Any) -> None:
+        on_disk.append((tmp_path / "a.ckpt").exists())
+        if trainer.global_step == STEPS:
+            disk.may_write.set()
+
+    module = fit(tmp_path / "a.ckpt", disk, Watch("on_train_batch_end", look))
+    assert on_disk == [False] * STEPS, "it could not be written before the last step"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"], "the end of the fit waits for it"
+
+    at_once = SlowDisk()
+    at_once.may_write.set()
+    same = fit(tmp_path / "b.ckpt", at_once, in_background=False)
+    assert equal_bits(same.state_dict(), module.state_dict())
+    written, expected = (torch.load(tmp_path / name, weights_only=True) for name in ("a.ckpt", "b.ckpt"))
+    torch.testing.assert_close(written.pop("state_dict"), expected.pop("state_dict"), rtol=0, atol=0)
+    torch.testing.assert_close(written.pop("optimizer_states"), expected.pop("optimizer_states"), rtol=0, atol=0)
+    assert written["global_step"] == SAVED_AT
+    assert written.keys() == expected.keys()
+    assert written["loops"] == expected["loops"]
+
+
+def test_the_next_save_waits_for_the_one_before(tmp_path: Path) -> None:
+    disk = SlowDisk()
+    threading.Timer(0.2, disk.may_write.set).start()
+    fit(tmp_path / "a.ckpt", disk, at=(2, 3))
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["global_step"] == 3
+
+
+def test_a_write_that_fails_is_told_where_it_is_waited_for_and_leaves_nothing(tmp_path: Path) -> None:
+    disk = SlowDisk(OSError(errno.ENOSPC, "No space left on device"))
+    disk.may_write.set()
+    with pytest.raises(CheckpointError, match=r"a\.ckpt: could not be written \(No space left on device"):
+        fit(tmp_path / "a.ckpt", disk)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_is_raised_once() -> None:
+    def fail() -> None:
+        raise OSError("gone")
+
+    background = BackgroundSave()
+    background.begin(fail)
+    with pytest.raises(OSError, match="gone"):
+        background.finish()
+    background.finish()
+    assert not background.is_under_way
+
+
+def test_whoever_looks_for_checkpoints_can_wait_for_them(tmp_path: Path) -> None:
+    disk, seen = SlowDisk(), []
+
+    def look(trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == 4:
+            (guard,) = (c for c in trainer.callbacks if isinstance(c, SafeCheckpoints))
+            seen.append((guard.is_writing, (tmp_path / "a.ckpt").exists()))
+            disk.may_write.set()
+            wait_for_saves(trainer)
+            seen.append((guard.is_writing, (tmp_path / "a.ckpt").exists()))
+
+    fit(tmp_path / "a.ckpt", disk, Watch("on_train_batch_end", look))
+    assert seen == [(True, False), (False, True)]
+
+
+def test_a_sharded_checkpoint_is_written_at_once_and_that_is_said_once(tmp_path: Path) -> None:
+    def save(trainer: Trainer, *rest: Any) -> None:
+        guard = next(c for c in trainer.callbacks if isinstance(c, SafeCheckpoints))
+        guard._writer.in_background = True
+        trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+        assert (tmp_path / f"{trainer.global_step}.ckpt").is_dir()
+
+    with pytest.warns(UserWarning, match=r"in_background=True: FSDP2Strategy writes the shards") as warned:
+        fit_gpt("fsdp2", steps=2, validates=False, callbacks=(Watch("on_train_batch_end", save),))
+    assert sum("in_background" in str(w.message) for w in warned) == 1
+
+
+def test_a_copy_shares_what_was_shared_and_nothing_else() -> None:
+    weight = torch.arange(6.0).view(2, 3)
+    live = {"state_dict": OrderedDict(a=weight, b=weight, row=weight[1]), "numbers": [1, [2]], "pair": (weight[0], "x")}
+    live["state_dict"]._metadata = {"": {"version": 1}}
+    copied = host_copy(live)
+    weight += 1
+    live["numbers"][1].append(3)
+    state = copied["state_dict"]
+    assert state["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert state["a"].data_ptr() == state["b"].data_ptr()
+    assert state["row"].tolist() == [3, 4, 5]
+    assert state["row"].untyped_storage().data_ptr() == state["a"].untyped_storage().data_ptr()
+    assert (type(state), state._metadata) == (OrderedDict, {"": {"version": 1}})
+    assert copied["numbers"] == [1, [2]]
+    assert copied["pair"][0].tolist() == [0, 1, 2]
+    assert copied["pair"][1] == "x"
+
+
+def test_the_interpreter_waits_for_what_is_being_written() -> None:
+    background = BackgroundSave()
+    background.begin(lambda: time.sleep(0.05))
+    assert background._thread is not None
+    assert not background._thread.daemon
+    background.finish()

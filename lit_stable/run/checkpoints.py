@@ -148,7 +148,7 @@ class Checkpoints(Checkpoint):
         self.best_loss, self.best_step = loss, Progress.of(trainer).steps
         if self.keep_best:
             self.save_now(trainer)
-        if trainer.is_global_zero:  # after the save: killed in between, the older best still has its checkpoint
+        if trainer.is_global_zero and self._saving is None:
             self._write_best()
 
     def save_now(self, trainer: Trainer) -> None:
@@ -163,6 +163,8 @@ class Checkpoints(Checkpoint):
             trainer.save_checkpoint(path)
             self.stalls.append(time.perf_counter() - began)
             self._saving = path
+        if self._saving is None:  # on disk for long; but another may be the best by now
+            self._after_save(trainer, path)
         self._conclude(trainer)
 
     def _finish(self, trainer: Trainer) -> None:
@@ -181,6 +183,11 @@ class Checkpoints(Checkpoint):
         if trainer.is_global_zero:
             stood = f"training stood still for {self.stalls[-1]:.2f} s"
             say(f"saved {path} ({human_bytes(size_on_disk(path))}, {stood})")
+            if self.best_step is not None:  # after the save: killed in between, the older best has its checkpoint still
+                self._write_best()
+        self._after_save(trainer, path)
+
+    def _after_save(self, trainer: Trainer, path: Path) -> None:
         if self._mirror is not None:
             self._mirror.add(path)
         self._prune_while_finite(trainer)
@@ -226,7 +233,7 @@ class Checkpoints(Checkpoint):
     def _write_json(self, name: str, content: Any) -> None:
         assert self.folder is not None
         path = self.folder / CHECKPOINTS / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = partial_path(path)
         partial.write_text(json.dumps(content))
         partial.replace(path)

@@ -61,7 +61,7 @@ def test_the_stored_recipe_holds_the_mesh_and_the_policy(recipe: Path) -> None:
     done = fit("--config", recipe, "--loss_scale.hysteresis", "2")
     folder = Path(re.search(r"^logs +(\S+)$", done.out, re.MULTILINE)[1])  # type: ignore[index]
     stored = yaml.safe_load((folder / "recipe-01.yaml").read_text())
-    assert stored["mesh"] == {"tensor_parallel": 1, "replicate": 1}
+    assert stored["mesh"] == {"tensor_parallel": 1, "replicate": 1, "reshard_after_forward": None}
     policy = {"init": 65536.0, "window": 2000, "hysteresis": 2, "floor": 1.0, "threshold": None}
     assert stored["loss_scale"] == policy
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from contract_entries import companies
 from launch import of, run_scenarios
 from rank_scenarios_contract import scenario_names
 
 #: With a loss scale those that read it alone; all of them on GPUs.
 NAMES = [
-    *scenario_names("ddp", "fsdp2"),
+    *scenario_names("ddp", "fsdp2", of=companies),
     *(f"fsdp2/16-mixed/{name}" for name in ("GradClip", "GradSpikeSkip")),
     *("rare/ddp", "rare/fsdp2"),
 ]

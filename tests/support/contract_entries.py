@@ -171,3 +171,25 @@ def groups(strategy: str) -> dict[str, tuple[str, ...]]:
     """
     names = [name for name, entry in ENTRIES.items() if strategy in entry.strategies]
     return {**{n: (n,) for n in names if not watches(n)}, "watchers": tuple(filter(watches, names))}
+
+
+#: Those that act, so that each does its work beside the others; what skips the step with the spike stands apart from
+#: what acts upon it.
+COMPANIES = {
+    "company of GradClip": ("BatchSizeWarmup", "GradClip", "LROverride", "LayerNormFreeze", "UpdateClip"),
+    "company of GradSpikeSkip": (
+        *("EightBitAdam", "GradSpikeSkip", "LRBackoff", "OptimizerReset", "QKClip", "ScriptedSkip"),
+        "SequenceLengthWarmup",
+    ),
+}
+
+
+def companies(strategy: str) -> dict[str, tuple[str, ...]]:
+    """The same, with those that can act beside each other at once: for two processes, where a fit is dearest."""
+    shared = {name for company in COMPANIES.values() for name in company}
+    alone = {group: names for group, names in groups(strategy).items() if not shared.issuperset(names)}
+    together = {
+        company: tuple(name for name in names if strategy in ENTRIES[name].strategies)
+        for company, names in COMPANIES.items()
+    }
+    return {**alone, **together}

@@ -224,15 +224,21 @@ class Runs(QuickRuns):
         entries = dict(zip(self.names, self.entries, strict=True))
         idle = {name: entry.idle for name, entry in entries.items() if entry.idle is not None}
         logs = {name: {**entry.acts, "action": "log"} for name, entry in entries.items() if takes_action(name)}
-        self.acts = bool(idle)
         self.company = company_alone(self.host, self.width)
         self.idle = self._alone(idle)
         self.log = self._alone({**idle, **logs}) if logs else None
         trainer = self._in_company()
         self.straight, self.left_behind = Run(trainer), touched(trainer)
+        self.by_itself = {name: self._by_itself(name) for name in idle}
         self.saving = Run(self._in_company(SaveAtPoints(self.folder)))
         self.resumed = {point: Run(self._resume(point)) for point in self.points}
         self.second_fit = self._fit_again(trainer)
+
+    def _by_itself(self, name: str) -> Run:
+        """One that acts, without those that are tried with it."""
+        if len(self.names) == 1:
+            return self.straight
+        return Run(fit_in_company(self.host, own((name,)), width=self.width))
 
     def _alone(self, arguments: dict[str, dict[str, Any]]) -> Run:
         return Run(fit_alone(self.host, own(self.names, arguments), self.dropout, self.width))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import rank_scenarios
-from contract_entries import groups
+from contract_entries import companies, groups
 from contract_fits import QuickRuns, RareRuns, Runs, gathered
 from contract_project import Host
 from contract_promises import broken
@@ -17,9 +18,12 @@ from rank_scenarios import SCENARIOS, main
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
-def scenario_names(*strategies: str, precision: str = "32-true") -> list[str]:
+Groups = Callable[[str], dict[str, tuple[str, ...]]]
+
+
+def scenario_names(*strategies: str, precision: str = "32-true", of: Groups = groups) -> list[str]:
     """One name for each strategy and each group of callbacks."""
-    return [f"{strategy}/{precision}/{group}" for strategy in strategies for group in groups(strategy)]
+    return [f"{strategy}/{precision}/{group}" for strategy in strategies for group in of(strategy)]
 
 
 #: Callbacks of which each can act beside the others; those that watch are with them.
@@ -53,14 +57,15 @@ def _broken(strategy: str, precision: str, group: str) -> dict[str, str]:
     fits = Runs if rank_scenarios.ACCELERATOR == "cpu" else QuickRuns
     host = Host(strategy, 2, rank_scenarios.ACCELERATOR, precision)
     try:
-        return broken(fits(groups(strategy)[group], host, folder))
+        return broken(fits({**groups(strategy), **companies(strategy)}[group], host, folder))
     except Exception:  # alike on all ranks, as a refusal is: the callbacks after this one still have their turn
         return {"it fits": traceback.format_exc()}
 
 
 for precision in PRECISIONS:
-    for scenario in scenario_names("ddp", "fsdp", "fsdp2", precision=precision):
-        SCENARIOS[scenario] = functools.partial(contract, *scenario.split("/"))
+    for of in (groups, companies):
+        for scenario in scenario_names("ddp", "fsdp", "fsdp2", precision=precision, of=of):
+            SCENARIOS[scenario] = functools.partial(contract, *scenario.split("/"))
 for strategy in ("ddp", "fsdp2"):
     SCENARIOS[f"rare/{strategy}"] = functools.partial(rare_saves, strategy)
 

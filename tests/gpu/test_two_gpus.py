@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from launch import of, run_scenarios
+from rank_scenarios import RESUMED_STEPS
 from tiny_gpt_run import fit
 
 pytestmark = [
@@ -49,7 +50,7 @@ def test_two_gpus_agree_with_one(result: dict[str, Any], alone: Any) -> None:
 
 @of("sharded_checkpoint_for_one_rank")
 def test_a_checkpoint_of_two_gpus_goes_on_with_one(result: dict[str, Any]) -> None:
-    resumed = fit("fsdp2", steps=5, accelerator="gpu", ckpt_path=result["checkpoint"])
+    resumed = fit("fsdp2", steps=RESUMED_STEPS, accelerator="gpu", ckpt_path=result["checkpoint"])
     torch.testing.assert_close(torch.tensor(resumed.rows), torch.tensor(result["rows"][2:]), rtol=1e-3, atol=1e-4)
 
 
@@ -63,7 +64,7 @@ def test_saving_and_resuming_stay_within_the_kernels_noise(result: dict[str, Any
     assert result["saving_changes"] < 2e-3  # attention's backward pass sums in no fixed order
     for point, (_, _, count, apart) in result["resumed"].items():
         assert apart < 2e-3, f"resumed from micro-batch {point}"
-        assert count == 5 - int(point) // 2
+        assert count == RESUMED_STEPS - int(point) // 2
 
 
 @of("nan_on_one_rank")

@@ -64,7 +64,7 @@ def _parts(strategy: str, bad_rank: int) -> dict[str, Any]:
     whole = WholeNorms()
     straight, rows = run(fit2, strategy=strategy, nan=whole)
     bad, bad_rows = run(fit2, strategy=strategy, nan=NaNGradient(4, only_rank=bad_rank))
-    saving, _ = run(fit2, SaveEveryMicroBatch(folder), strategy=strategy)
+    saving, _ = run(fit2, SaveEveryMicroBatch(folder, only=(4, 5)), strategy=strategy)
     again, tail = run(fit2, strategy=strategy, ckpt_path=folder / "m5.ckpt")
     learned = [row[0] for row in bad_rows.rows]
     return {

@@ -160,9 +160,9 @@ SAVED: dict[str, Saved] = {}
 
 
 def _resumes(strategy: str, points: tuple[int, ...] = (3,)) -> dict[str, Any]:
-    """With a save after every micro-batch, and resumed from some of those; the last in the middle of a window."""
+    """With a save after some micro-batches, and resumed from each; the last in the middle of a window."""
     folder, note = shared_folder(), NoteStates()
-    straight = _fit(strategy, eight_bit(), note, SaveEveryMicroBatch(folder))
+    straight = _fit(strategy, eight_bit(), note, SaveEveryMicroBatch(folder, only=points))
     resumed, apart = {}, {}
     for point in points:
         again = NoteStates()
@@ -302,7 +302,7 @@ def fsdp1() -> dict[str, Any]:
 def fit_on_two_by_two() -> dict[str, Any]:
     folder, said = shared_folder(), []
     eight_bit_adam.rank_zero_info = said.append
-    straight, weights = fit_meshed(4, 2, SaveEveryMicroBatch(folder))
+    straight, weights = fit_meshed(4, 2, SaveEveryMicroBatch(folder, only=(2,)))
     again, same = fit_meshed(4, 2, resume=folder / "m2.ckpt")
     return {
         "resumed": [differing(again["end"], straight["end"]), equal_bits(same, weights)],
@@ -325,10 +325,10 @@ def _converts(strategy: str) -> dict[str, Any]:
     """A checkpoint of AdamW goes on in 8 bit; that one's goes back to 32 and is read by a plain AdamW again."""
     first, second, third = (shared_folder() for _ in range(3))
     narrow, wide, again = NoteStates(), NoteStates(), NoteStates()
-    runs = [_fit(strategy, SaveEveryMicroBatch(first))]
-    own = (eight_bit(on_load="convert"), narrow, SaveEveryMicroBatch(second))
+    runs = [_fit(strategy, SaveEveryMicroBatch(first, only=(2,)))]
+    own = (eight_bit(on_load="convert"), narrow, SaveEveryMicroBatch(second, only=(2,)))
     runs.append(_fit(strategy, *own, ckpt_path=first / "m2.ckpt", steps=2))
-    own = (eight_bit(bits=32, on_load="convert"), wide, SaveEveryMicroBatch(third))
+    own = (eight_bit(bits=32, on_load="convert"), wide, SaveEveryMicroBatch(third, only=(0,)))
     _fit(strategy, *own, ckpt_path=second / "m2.ckpt")
     runs.append(_fit(strategy, again, ckpt_path=third / "m0.ckpt"))
     notes = (narrow, wide, again)
@@ -358,7 +358,7 @@ def file_of_ddp_for_fsdp2() -> dict[str, Any]:
     """One file that DDP wrote, in 8 and in 32 bit, goes on sharded; after `resume_ddp`."""
     plain, narrow, wide, twin = shared_folder(), NoteStates(), NoteStates(), NoteStates()
     _fit("fsdp2", eight_bit(), narrow, ckpt_path=SAVED["ddp"].folder / "m3.ckpt")
-    _fit("ddp", SaveEveryMicroBatch(plain), steps=2)
+    _fit("ddp", SaveEveryMicroBatch(plain, only=(3,)), steps=2)
     _fit("fsdp2", eight_bit(on_load="convert"), wide, ckpt_path=plain / "m3.ckpt")
     _fit("ddp", eight_bit(on_load="convert"), twin, ckpt_path=plain / "m3.ckpt")
     return {

@@ -13,7 +13,9 @@ from rank_scenarios_eight_bit import NoteStates
 from tiny_gpt_run import SaveEveryMicroBatch, fit
 
 
-def _leg(name: str, ranks: int, steps: int, begins_with: str | None = None) -> dict[str, Any]:
+def _leg(
+    name: str, ranks: int, steps: int, begins_with: str | None = None, saves: tuple[int, ...] = ()
+) -> dict[str, Any]:
     root = Path(os.environ["SCENARIO_FOLDER"])
     folder, note = root / name, NoteStates()
     accelerator = rank_scenarios.ACCELERATOR
@@ -25,7 +27,7 @@ def _leg(name: str, ranks: int, steps: int, begins_with: str | None = None) -> d
         precision="32-true" if accelerator == "cpu" else "bf16-mixed",
         dropout=0.0,
         ckpt_path=None if begins_with is None else root / begins_with,
-        callbacks=(eight_bit(), note, SaveEveryMicroBatch(folder)),
+        callbacks=(eight_bit(), note, SaveEveryMicroBatch(folder, only=saves)),
     )
     return {"rows": run.rows, **{when: digest(states) for when, states in note.at.items()}}
 
@@ -37,12 +39,12 @@ def whole() -> dict[str, Any]:
 
 @scenario
 def first() -> dict[str, Any]:
-    return _leg("first", 4, 2)
+    return _leg("first", 4, 2, saves=(2,))
 
 
 @scenario
 def second() -> dict[str, Any]:
-    return _leg("second", 2, 4, "first/m2.ckpt")
+    return _leg("second", 2, 4, "first/m2.ckpt", saves=(4,))
 
 
 @scenario

@@ -18,7 +18,7 @@ from .eight_bit_conversion import convert_in_place, convertible
 from .eight_bit_layout import Bits, StateRules, plan_states, state_table
 from .eight_bit_optimizer import StatePlan, is_blockwise
 from .eight_bit_states import state_bytes
-from .private_names import stands_for_none
+from .private_names import is_mock_optimizer
 from .safe_checkpoints import SafeCheckpoints
 from .shards import has_fsdp1
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class EightBitAdam(StabilityCallback):
-    """Keep the moments of Adam or AdamW in 8 bit: 2.03 bytes a parameter instead of 8.
+    """Keep the moments of Adam or AdamW in 8 bit: 2.03 bytes per parameter of a matrix instead of 8.
 
     The optimizer that ``configure_optimizers`` returns is converted in place: the same object with the same groups,
     rates, step hooks and scheduler. It then steps on each rank's own shards: single device, DDP, FSDP2 (hybrid too)
@@ -36,9 +36,10 @@ class EightBitAdam(StabilityCallback):
     ``GradSpikeSkip`` act in the kernel, a step that is skipped changes no bit, and no step waits for the device. From
     step to step bitsandbytes keeps each moment as 8-bit codes, 256 of which share a maximum.
 
-    Where the second moment of an element is too small for a code and the first is not (gradients below 4e-4 of the
-    largest in the block), the second counts as the largest that is lost, so no weight moves further than in 32 bit. By
-    bitsandbytes' own step, which takes zero, a weight whose gradient vanishes moves by thousands of rates.
+    The second moment of an element whose gradients are below 4e-4 of the largest in its block is quantized to zero. If
+    the first moment is not, the second is read as the largest value that is quantized to zero, so that no weight moves
+    further than with fp32 moments. bitsandbytes' own step reads zero: once such a gradient vanishes, the weight moves
+    by thousands of learning rates.
 
     Whether a tensor is kept in 8 or 32 bit follows from its whole shape and the module that owns it, never from the
     shard, and blocks never cross a row: weights, codes and maxima are the same on any number of ranks. In 32 bit stay
@@ -61,12 +62,12 @@ class EightBitAdam(StabilityCallback):
         min_8bit_size: Elements below which a tensor's moments stay in 32 bit, >= 1.
         embedding_bits: Of embeddings, by the modules as they are when the optimizer exists.
         keep_32_bit: Shell patterns of module names, such as ``head`` or ``blocks.0.*``; ``*`` spans dots.
-        state_map: What a code stands for: ``dynamic``, finer near zero; ``linear``, evenly spaced, which loses second
-            moments below a 500th of the largest (in bitsandbytes' own it needs an eps of 1e-6 for that).
+        state_map: The 256 values that codes stand for: ``dynamic``, finer near zero; ``linear``, evenly spaced, which
+            quantizes second moments below 1/500 of the block's largest to zero.
         on_load: What becomes of a checkpoint in another form: ``refuse`` or ``convert``.
 
-    Arguments are given by name. An optimizer that a module keeps for a second fit goes on with the moments it has
-    learned, converted where the callback then says otherwise.
+    Arguments are keyword-only. An optimizer that the module keeps for a second fit keeps its moments; those whose bits
+    or map the new callback changes are converted.
 
     Raises:
         MisconfigurationException: when an argument is out of range; when bitsandbytes is missing or older than 0.46;
@@ -139,10 +140,10 @@ class EightBitAdam(StabilityCallback):
         ours = [optimizer for optimizer in strategy.optimizers if convertible(optimizer)]
         others = [type(optimizer).__name__ for optimizer in strategy.optimizers if not convertible(optimizer)]
         if not ours:
-            none = not strategy.optimizers or stands_for_none(strategy.optimizers[0])
+            has_none = not strategy.optimizers or is_mock_optimizer(strategy.optimizers[0])
             raise MisconfigurationException(
                 f"`{type(module).__name__}.configure_optimizers` returns"
-                f" {'no optimizer, so nothing would be trained' if none else ', '.join(others)}:"
+                f" {'no optimizer, so nothing would be trained' if has_none else ', '.join(others)}:"
                 " `EightBitAdam` takes torch.optim.Adam or AdamW, and none derived from them."
             )
         tensors = plan_states(module, self.rules)

@@ -6,10 +6,11 @@ elements that is the same; elsewhere its last block is shorter. A shard of whole
 Where rows themselves are cut (tensor parallelism over the input dimension), the ranks that share a block agree on its
 maximum.
 
-Second moments below a bound (1.6e-7 of their block's maximum by the dynamic map, 2e-3 by the linear one) get the code
-of zero, while the first moments of the same elements may survive: those are 4e-4 and 0.04 of their maximum. The next
-step would divide by eps alone, and move such a weight by thousands of rates. So :func:`widen` takes the bound for what
-was lost: a step is at most what it would be with moments in 32 bit. bitsandbytes takes zero.
+A second moment below a bound (1.6e-7 of its block's maximum with the dynamic map, 2e-3 with the linear one) is
+quantized to zero. Its gradient is up to the root of that, 4e-4 or 0.04 of the largest, so the first moment of the same
+element may be quantized to another value than zero. The next step would divide it by eps alone and move the weight by
+thousands of learning rates. :func:`dequantize_moments` therefore reads such a second moment as the bound, the largest
+value that is quantized to zero: a step is at most what it would be with fp32 moments. bitsandbytes reads zero.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def quantize(values: Tensor, qmap: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     else:
         codes, maxima = torch.ops.bitsandbytes.quantize_blockwise(values, qmap, BLOCK)
         if values.device.type == "cpu":
-            # Its table of 2^15 steps has none for zero: elements that no gradient ever met would drift.
+            # bitsandbytes' lookup table for CPUs has no entry for exactly zero: elements that never had a gradient
+            # would drift.
             codes.masked_fill_(values.view(codes.shape) == 0, int(torch.searchsorted(qmap, 0.0)))
         codes, maxima = rows.unpad(codes.view(values.shape)), maxima.view(rows.height, -1)
     return codes, maxima if agreed is None else agreed
@@ -187,14 +189,15 @@ def dequantize(codes: Tensor, maxima: Tensor, qmap: Tensor, rows: Rows) -> Tenso
     return values
 
 
-def widen(first: Moment, second: Moment, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Both moments of an element in fp32, (height, whole blocks), zero at the sides.
+def dequantize_moments(first: Moment, second: Moment, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Both moments in fp32, (height, whole blocks), zero at the sides.
 
-    A second moment that was rounded to zero beside a first one that was not is the largest that is rounded to zero.
+    Where the code of the second moment is zero and the first moment is not, the second is the largest value that is
+    quantized to zero, see the module's docstring.
     """
     exp_avg = dequantize(*first, rows)
     bounds = second.qmap.clone()
-    bounds[0] = bounds[1] / 2  # the map has no signs: code 0 is zero
+    bounds[0] = bounds[1] / 2  # the map of second moments is unsigned: code 0 stands for zero
     exp_avg_sq = dequantize(second.codes, second.maxima, bounds, rows)
     exp_avg_sq.masked_fill_((exp_avg == 0) & (rows.pad(second.codes) == 0), 0.0)
     return exp_avg, exp_avg_sq

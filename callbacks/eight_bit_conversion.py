@@ -19,7 +19,7 @@ KINDS: dict[type[Optimizer], type[Optimizer]] = {Adam: BlockwiseAdam, AdamW: Blo
 
 
 def convertible(optimizer: Any) -> bool:
-    """Whether it is torch's own Adam or AdamW, or one that an earlier fit converted; a subclass may step otherwise."""
+    """Whether it is torch's Adam or AdamW, or one that an earlier fit converted; a subclass may override the step."""
     return type(optimizer) in KINDS or is_blockwise(optimizer)
 
 
@@ -27,7 +27,7 @@ def convertible(optimizer: Any) -> bool:
 def convert_in_place(optimizer: Any, plan: StatePlan, device: torch.device) -> None:
     """Turn an Adam or AdamW into its counterpart here: the same object with the same groups, hooks and scheduler.
 
-    One that an earlier fit has converted takes the new plan, with the moments that it has learned.
+    An optimizer that an earlier fit has converted keeps its moments and follows the new plan.
 
     Raises:
         MisconfigurationException: when it has an option, or a parameter, that cannot be stepped on here.

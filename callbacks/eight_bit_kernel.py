@@ -1,8 +1,8 @@
 """One Adam step with 8-bit moments in one pass over memory, in Triton, on CUDA.
 
-The update is that of :func:`~.eight_bit_step.step_8_bit`, whose other path widens moments to fp32 in memory and narrows
-them again. Here a program holds a few blocks in registers: weights, gradients and codes come in, weights and codes go
-out, 16 bytes an element of fp32 weights, against 28 of a fused Adam whose moments are fp32.
+The update is that of :func:`~.eight_bit_step.step_8_bit`, whose other path dequantizes moments to fp32 in memory and
+quantizes them again. Here a program holds a few blocks in registers: weights, gradients and codes come in, weights and
+codes go out, 16 bytes an element of fp32 weights, against 28 of a fused Adam whose moments are fp32.
 
 Only this file imports Triton, which CUDA builds of torch bring along, and only a CUDA step imports this file.
 """
@@ -50,7 +50,7 @@ def _nearest(x, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _value(place, at_0, FIRST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The value at a place, to a rounding of the map's own; ``at_0`` at the place of zero."""
+    """The map's value at a place, up to rounding; ``at_0`` at the place of zero."""
     count = (place + (FIRST - 1)).to(tl.float32)  # n + k, so that its exponent tells the decade
     top = count.to(tl.int32, bitcast=True) & 0x7F800000
     n = top.to(tl.float32, bitcast=True)
@@ -103,7 +103,7 @@ def _step(  # type: ignore[no-untyped-def]
     signed = tl.load(codes1_ptr + at, mask=inside, other=0).to(tl.int32) - 127
     m = _value(tl.abs(signed), 0.0, 1) * tl.load(maxima1_ptr + block, mask=held, other=0.0)[:, None]
     m = tl.where(signed < 0, -m, m)
-    lost = tl.where(m == 0.0, 0.0, 1e-6 * (0.05 + 0.225 / 2))  # see `widen`
+    lost = tl.where(m == 0.0, 0.0, 1e-6 * (0.05 + 0.225 / 2))  # see `dequantize_moments`
     v = _value(tl.load(codes2_ptr + at, mask=inside, other=0).to(tl.int32), lost, 2)
     v *= tl.load(maxima2_ptr + block, mask=held, other=0.0)[:, None]
     m = beta1 * m + (1.0 - beta1) * g

@@ -37,7 +37,7 @@ class TensorPlan:
         why: ``8 bit``, or the reason for 32, as the table at the start shows it.
         parameters: Elements of the whole parameter.
         num_bytes: Of both moments and their block maxima, over all shards, each counted once.
-        last_block: Elements of the last block of each row; 256 where rows are whole blocks.
+        last_block: Elements in the last block of each row; 256 where the row's length is a multiple of 256.
     """
 
     name: str
@@ -49,7 +49,7 @@ class TensorPlan:
 
     @property
     def label(self) -> str:
-        """Its row in the table at the start."""
+        """Name of the row of `state_table` that counts it."""
         if self.bits == 32:
             return f"32 bit: {self.why}"
         return self.why if self.last_block == BLOCK else f"{self.why}: last block short"
@@ -92,7 +92,7 @@ def plan_states(module: nn.Module, rules: StateRules) -> dict[nn.Parameter, Tens
 
 
 def columns_of(parameter: Tensor) -> int:
-    """Elements of a row: the dimensions after the first."""
+    """Elements in a row: the product of all dimensions after the first."""
     return math.prod(parameter.shape[1:])
 
 
@@ -111,8 +111,8 @@ def is_embedding(module: nn.Module) -> bool:
 def state_table(plans: Iterable[TensorPlan]) -> str:
     """What is kept in 8 and in 32 bit and why, with bytes over all shards; and what that saves.
 
-    A row of its own has what is in 8 bit and no multiple of 256 elements wide: each of its rows ends with a short
-    block, where bitsandbytes' blocks run on into the next row.
+    8-bit tensors whose row length is no multiple of 256 are counted apart: each of their rows ends in a shorter block,
+    where bitsandbytes' blocks continue into the next row.
     """
     plans = list(plans)
     rows = [("state", "tensors", "parameters", "bytes", "per parameter")]

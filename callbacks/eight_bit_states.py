@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from .eight_bit_blocks import Moment, Rows, StateMap, column_cuts, quantize, rows_of, state_maps, widen
+from .eight_bit_blocks import Moment, Rows, StateMap, column_cuts, dequantize_moments, quantize, rows_of, state_maps
 from .eight_bit_layout import BLOCK, Bits
 from .shards import local
 
@@ -68,8 +68,8 @@ def convert(
     rows, device = rows_of(parameter), local(parameter).device
     converted = fresh_state(parameter, bits)
     converted["step"].copy_(local(state["step"]))
-    wide = _wide(state, state_maps(from_map, device), rows)
-    for name, values, new_map in zip(MOMENTS, wide, state_maps(to_map, device), strict=True):
+    moments = _fp32_moments(state, state_maps(from_map, device), rows)
+    for name, values, new_map in zip(MOMENTS, moments, state_maps(to_map, device), strict=True):
         if bits == 32:
             exp_avg = local(converted[name])
             exp_avg.copy_(rows.unpad(values).reshape(exp_avg.shape))
@@ -104,11 +104,11 @@ def state_bytes(states: Any) -> int:
     return sum(v.numel() * v.element_size() for state in states for key, v in state.items() if key != "step")
 
 
-def _wide(state: Mapping[str, Any], maps: tuple[Tensor, Tensor], rows: Rows) -> tuple[Tensor, Tensor]:
+def _fp32_moments(state: Mapping[str, Any], maps: tuple[Tensor, Tensor], rows: Rows) -> tuple[Tensor, Tensor]:
     if bits_of(state) == 8:
         first, second = (moment(state, name, qmap, rows) for name, qmap in zip(MOMENTS, maps, strict=True))
-        return widen(first, second, rows)
-    # Cloned, as `quantize` writes into the sides.
+        return dequantize_moments(first, second, rows)
+    # Clones, since `quantize` writes into the sides.
     exp_avg, exp_avg_sq = (local(state[n]).to(torch.float32).reshape(rows.height, rows.width) for n in MOMENTS)
     return rows.pad(exp_avg).clone(), rows.pad(exp_avg_sq).clone()
 

@@ -1,10 +1,10 @@
 """One Adam step on this rank's own pieces of parameters, without waiting for the device.
 
 The arithmetic is that of torch's fused kernel, in fp32: a step that ``found_inf`` skips touches nothing, gradients are
-divided by ``grad_scale``, and both are read on the device. Moments in 8 bit are widened for the kernel by bitsandbytes'
-registered operators and narrowed after it, one parameter at a time; on CUDA, where :func:`has_one_pass` says so, a
-kernel of ours does the three at once. (bitsandbytes' own step takes rate, count and scale as numbers of the host and
-knows no skip: a step that the device decides to leave out could not be exact.)
+divided by ``grad_scale``, and both are read on the device. Moments in 8 bit are dequantized for the kernel by
+bitsandbytes' registered operators and quantized after it, one parameter at a time; on CUDA, where :func:`has_one_pass`
+says so, a kernel of ours does the three at once. (bitsandbytes' own step takes rate, count and scale as numbers of the
+host and knows no skip: a step that the device decides to leave out could not be exact.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .eight_bit_blocks import Moment, Rows, StateMap, quantize, widen
+from .eight_bit_blocks import Moment, Rows, StateMap, dequantize_moments, quantize
 from .private_names import fused_adam
 
 MOST_ELEMENTS = 1 << 24  # of a parameter whose two moments are in fp32 at one time: 128 MiB
@@ -106,7 +106,7 @@ def _step_rows(
     p: Tensor, g: Tensor, moments: Sequence[Moment], step: Tensor, rows: Rows, arguments: AdamArguments
 ) -> None:
     first, second = moments
-    exp_avg, exp_avg_sq = widen(first, second, rows)
+    exp_avg, exp_avg_sq = dequantize_moments(first, second, rows)
     # With the sides that complete a block, so that a piece and the whole meet the same vector instructions.
     wide, gradient = rows.pad(_fp32(p)), rows.pad(_fp32(g))
     if exp_avg.numel():

@@ -41,9 +41,10 @@ def is_norm(module: nn.Module, extra: tuple[type, ...] = ()) -> bool:
 
 
 def own_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a module itself, not of those inside; also those that a parametrization computes its own from.
+    """A module's parameters without those of its submodules, but with the originals of its parametrized ones.
 
-    ``torch.nn.utils.parametrizations.weight_norm`` moves the weight of an embedding into a module inside it.
+    A parametrization, such as ``torch.nn.utils.parametrizations.weight_norm``, moves the original weight of an
+    embedding into a submodule.
     """
     inside = getattr(module, "parametrizations", None) if parametrize.is_parametrized(module) else None
     return [*module.parameters(recurse=False), *(inside.parameters() if inside is not None else ())]

@@ -288,8 +288,8 @@ def fused_adam(decoupled: bool) -> Callable[..., None]:
     return kernel
 
 
-def stands_for_none(optimizer: Any) -> bool:
-    """Whether Lightning made it, with no parameter of the module, where `configure_optimizers` returned None."""
+def is_mock_optimizer(optimizer: Any) -> bool:
+    """Whether it is the placeholder that Lightning makes where ``configure_optimizers`` returns None."""
     return type(optimizer).__name__ == "_MockOptimizer"  # by name: each of the two namespaces has its own
 
 

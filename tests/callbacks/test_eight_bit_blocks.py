@@ -13,11 +13,11 @@ from lit_stable.callbacks.eight_bit_blocks import (
     Moment,
     Rows,
     dequantize,
+    dequantize_moments,
     quantize,
     require_bitsandbytes,
     rows_of,
     state_maps,
-    widen,
 )
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_a_second_moment_that_was_lost_beside_a_first_is_the_largest_that_could_
     signed, unsigned = state_maps(name, CPU)  # type: ignore[arg-type]
     first = Moment(torch.tensor([[255, 131, 127]], dtype=torch.uint8), torch.tensor([[3.0]]), signed)
     second = Moment(torch.tensor([[255, 0, 0]], dtype=torch.uint8), torch.tensor([[2.0]]), unsigned)
-    exp_avg, exp_avg_sq = widen(first, second, Rows(1, 0, 3, 3))
+    exp_avg, exp_avg_sq = dequantize_moments(first, second, Rows(1, 0, 3, 3))
     assert torch.equal(exp_avg[0, :3], 3 * signed[[255, 131, 127]])
     torch.testing.assert_close(exp_avg_sq[0, :3], torch.tensor([2.0, 2 * bound, 0.0]), rtol=1e-6, atol=0)
     assert not exp_avg_sq[:, 3:].any()

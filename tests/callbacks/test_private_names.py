@@ -315,8 +315,8 @@ def test_lightning_puts_a_mock_where_a_module_has_no_optimizer() -> None:
 
     trainer = quiet_trainer(max_steps=1)
     trainer.fit(Without(), TinyData(resumes=False))
-    assert [private_names.stands_for_none(optimizer) for optimizer in trainer.optimizers] == [True]
-    assert not private_names.stands_for_none(torch.optim.AdamW(TinyModule().parameters()))
+    assert [private_names.is_mock_optimizer(optimizer) for optimizer in trainer.optimizers] == [True]
+    assert not private_names.is_mock_optimizer(torch.optim.AdamW(TinyModule().parameters()))
 
 
 def test_a_scheduler_pins_step_on_the_instance_and_a_swap_replaces_what_it_pinned() -> None:

@@ -71,24 +71,22 @@ class StabilityCallback(Callback):
             cls.__init__ = _refusing_other_words(cls.__init__)  # type: ignore[method-assign]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # Lightning calls no teardown after an exception; what was touched must not outlive the fit for that.
-        try:
-            self.last_words(trainer, pl_module, exception)
-        except Exception as second:
-            self._tell_beside(exception, second)
-        try:
-            self.teardown(trainer, pl_module, "fit")
-        except Exception as second:
-            self._tell_beside(exception, second)
+        # Lightning calls no teardown after an exception, and what was touched must not outlive the fit.
+        for clean_up in (
+            functools.partial(self.handle_exception, trainer, pl_module, exception),
+            functools.partial(self.teardown, trainer, pl_module, "fit"),
+        ):
+            try:
+                clean_up()
+            except Exception as second:
+                # Raised, it would replace the first exception, and the callbacks after this one would not be called.
+                warnings.warn(f"{type(self).__name__}, after {type(exception).__name__}: {second}", stacklevel=1)
 
-    def _tell_beside(self, first: BaseException, second: Exception) -> None:
-        # Raised, it would stand in the place of the first, and no other callback would be called.
-        warnings.warn(f"{type(self).__name__}, after {type(first).__name__}: {second}", stacklevel=1)
+    def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Override to report what is still unreported when a fit has failed; ``teardown`` follows.
 
-    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """What is still to be said when the fit has failed, before ``teardown``.
-
-        The device may be gone: an error from here, as from ``teardown``, is a warning beside the first one.
+        The device may be gone. An exception raised here or in ``teardown`` becomes a warning, so that the first one is
+        the one that the user sees.
         """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

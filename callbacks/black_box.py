@@ -171,7 +171,7 @@ class BlackBox(StabilityCallback):
         while self._due:
             self._write(trainer, pl_module, self._due.pop(0))
 
-    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, Exception):
             if self._open.samples:  # the step that failed is the one to look at
                 self._close(trainer, Progress.of(trainer).steps + (Progress.of(trainer).pending_samples > 0))

@@ -203,7 +203,7 @@ class Detectors(StabilityCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._flush()
 
-    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._flush()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -110,7 +110,7 @@ class GracefulStop(StabilityCallback):
         save_now(trainer, self.dirpath)
         self._end.end(trainer)
 
-    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, Rewind) and not self.signal:
             self._hand_over(exception)
 

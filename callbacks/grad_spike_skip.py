@@ -207,7 +207,7 @@ class GradSpikeSkip(StabilityCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._tell(self._log.flush())
 
-    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._tell(self._log.flush())
 
     def in_force(self) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ class LateReads(StabilityCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.flush()
 
-    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.flush()
 
     def state_dict(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class StepWatch(StabilityCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._note_loss(trainer, pl_module)
 
-    def last_words(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._note_loss(trainer, pl_module)
 
     def _note_loss(self, trainer: Trainer, module: Any) -> None:

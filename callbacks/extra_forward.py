@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .private_names import free_gathered_fsdp1
+from .private_names import reshard_fsdp1
 from .shards import has_fsdp1
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def extra_forward(trainer: Trainer, module: LightningModule) -> Iterator[None]:
     - Precision is that of training; compiled code is passed by (``force_eager``), so hooks on modules inside of it are
       called and nothing is compiled for shapes that training never sees.
     - Sharded modules are called in the order that their hooks ask for, on every rank, and resharded afterwards: the
-      root of ``fully_shard`` and that of FSDP1 stay gathered after a forward pass for the backward pass that never
-      comes, and would not see the step that follows.
+      roots of ``fully_shard`` and of FSDP1 stay gathered after a forward pass, for a backward pass that never comes
+      here, and would keep the weights from before the next step.
 
     A module that changes itself in a forward pass in evaluation mode is beyond this.
     """
@@ -92,13 +92,13 @@ def through_root(trainer: Trainer, module: LightningModule, function: Callable[[
 
 
 def reshard(model: nn.Module) -> None:
-    """Free what ``fully_shard`` or FSDP1 has gathered; nothing happens where nothing is.
+    """Free all parameters that ``fully_shard`` or FSDP1 has gathered, if any.
 
     Args:
-        model: As the strategy holds it: FSDP1 wraps the LightningModule.
+        model: As the strategy holds it, since FSDP1 wraps the LightningModule.
     """
     if has_fsdp1(model):
-        free_gathered_fsdp1(model)
+        reshard_fsdp1(model)
     for part in model.modules():
         if any(cls.__name__ == "FSDPModule" for cls in type(part).__mro__):
             part.reshard()  # type: ignore[operator]

@@ -204,10 +204,10 @@ def fsdp1_shards(model: nn.Module) -> tuple[set[nn.Parameter], Any]:
     return shards, group
 
 
-def free_gathered_fsdp1(model: nn.Module) -> None:
-    """Free what FSDP1 keeps gathered: after a forward pass without a backward pass, the parameters of its root.
+def reshard_fsdp1(model: nn.Module) -> None:
+    """Free the parameters that FSDP1 keeps gathered after a forward pass without a backward pass: those of its root.
 
-    It gathers again only what is not there, so a step in between would not reach the next forward pass.
+    FSDP1 does not gather again what is gathered, so the next forward pass would use the weights from before the step.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel, _runtime_utils
 

@@ -22,7 +22,7 @@ from lit_stable.cli.turning_points import turning_points
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.model.memory import memory_per_device
-from lit_stable.model.sharding import GATHERED_BYTES
+from lit_stable.model.sharding import reshards_after_forward
 from lit_stable.module import GPTModule
 from lit_stable.optim.build import optimizer_groups
 from lit_stable.optim.groups import audit
@@ -76,7 +76,7 @@ def check(
         batches(module, data, features, ranks, trainer["max_steps"]),
         reading(data, features, trainer["max_steps"]),
         *_states(plans),
-        _memory(_memory_parts(module, outline, plans, data, trainer, devices, mesh)),
+        _memory_line(_memory_parts(module, outline, plans, data, trainer, devices, mesh)),
         "\n".join(
             [
                 cadences(validate_every, checkpoints, rows),
@@ -158,7 +158,7 @@ def memory_parts(
     devices: int,
     mesh: MeshOptions = ONE_COPY,
 ) -> dict[str, float]:
-    """What takes memory on one of ``devices``: bytes by name, see `memory_per_device`. Arguments as for `check`."""
+    """Bytes on one of ``devices`` by what they hold, see `memory_per_device`. Arguments as for `check`."""
     outline = _outline(module, features)
     return _memory_parts(module, outline, _plans(outline, features), data, trainer, devices, mesh)
 
@@ -189,26 +189,30 @@ def _memory_parts(
         gradient_bytes=stored * _count(outline, trainable_only=True),
         state_bytes=_state_bytes(module, outline, plans, stored),
         compiled=module.compile_option != "off",
-        copies=_copies(module, name.lower(), precision, shards, mesh, width * _count(outline)),
+        copies=_copied_weights(module, name.lower(), precision, shards, mesh, width * _count(outline)),
         accumulates=data.global_batch > data.micro_batch * (devices // mesh.tensor_parallel),
     )
 
 
-def _memory(parts: Mapping[str, float]) -> str:
+def _memory_line(parts: Mapping[str, float]) -> str:
     listed = ", ".join(f"{name} {human_bytes(size)}" for name, size in parts.items() if size)
     return f"memory per device, estimated: {human_bytes(sum(parts.values()))} ({listed})"
 
 
-def _copies(
-    module: GPTModule, strategy: str, precision: str, shards: int, mesh: MeshOptions, size: int
+def _copied_weights(
+    module: GPTModule, strategy: str, precision: str, shards: int, mesh: MeshOptions, gathered_bytes: int
 ) -> Literal["none", "some", "all"]:
-    """Of which weights, ``size`` bytes over all tensor-parallel ranks, a device makes copies."""
+    """``copies`` of `memory_per_device`: weights that autocast has rounded or that FSDP has gathered.
+
+    Args:
+        gathered_bytes: Of all weights in the dtype of computation, over all tensor-parallel ranks.
+    """
     if not strategy.startswith("fsdp") or (shards == 1 and not strategy.startswith("fsdp2")):
         return "all" if precision in ("bf16-mixed", "16-mixed") and not module.recompute else "none"
-    frees = mesh.reshard_after_forward
-    if frees is None:
-        frees = size / mesh.tensor_parallel > GATHERED_BYTES
-    return "some" if frees or not strategy.startswith("fsdp2") else "all"
+    reshards = mesh.reshard_after_forward
+    if reshards is None:
+        reshards = reshards_after_forward(gathered_bytes / mesh.tensor_parallel)
+    return "some" if reshards or not strategy.startswith("fsdp2") else "all"
 
 
 def _checkpoints(

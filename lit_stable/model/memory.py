@@ -28,7 +28,7 @@ def memory_per_device(
     copies: Literal["none", "some", "all"] = "none",
     accumulates: bool = True,
 ) -> dict[str, float]:
-    """Bytes by what they hold: weights, gradients, optimizer states (all sharded), copies of weights, activations, ...
+    """Bytes by what they hold: weights, gradients, optimizer states (all sharded); copied weights, activations, logits.
 
     Activations follow Korthikanti et al. 2022 (arXiv:2205.05198, section 4) for a flash-style attention, which keeps
     no attention matrix: per layer the inputs of norms, linears and non-linearities that the backward pass reads. Under
@@ -42,26 +42,26 @@ def memory_per_device(
         width: Bytes of an activation: 2 in 16 bits, else 4.
         recompute: Activation checkpointing.
         stored: Bytes of a stored weight, gradient or moment.
-        weight_bytes: Of the weights over all shards; ``None``: ``stored`` bytes for each of the GPT's.
-        gradient_bytes: Of the gradients, likewise; ``None``: one for each weight.
-        state_bytes: Of the optimizer states, likewise; ``None``: two moments of ``stored`` bytes.
+        weight_bytes: Of the weights over all shards; ``None``: ``stored`` bytes per parameter of the GPT.
+        gradient_bytes: Of the gradients over all shards; ``None``: ``stored`` bytes per parameter.
+        state_bytes: Of the optimizer states over all shards; ``None``: two moments of ``stored`` bytes.
         tensor_parallel: Devices that split the inside of the sub-layers; logits are gathered on each.
         compiled: Whether blocks are compiled, on CUDA.
-        copies: Weights that a device has once more, in ``width`` bytes, when activations are at their largest, because
-            they were gathered, or rounded by autocast and kept for the backward pass: none; those outside of the
-            blocks and of two blocks, of which one is under way; or all.
-        accumulates: A step has several micro-batches, so that gradients are there while activations are. Else they
-            take the place of activations as those are freed, and what is counted is what they take beyond that.
+        copies: Weights that a device also holds in ``width`` bytes at the peak of activations, gathered by FSDP or
+            rounded by autocast for the backward pass: ``none``; ``some``, those outside of the blocks and of two
+            blocks, the one that computes and the next, which is being gathered; or ``all``.
+        accumulates: Whether a step has several micro-batches, so that gradients exist while activations do. If not,
+            gradients take the room of activations and logits as these are freed; what they take beyond that counts.
     """
     parameters = parameter_count(config)
     one_block = parameter_count(replace(config, n_layer=config.n_layer + 1)) - parameters
-    whole = {"none": 0, "some": parameters - max(config.n_layer - 2, 0) * one_block, "all": parameters}[copies]
+    copied = {"none": 0, "some": parameters - max(config.n_layer - 2, 0) * one_block, "all": parameters}[copies]
     tokens = micro_batch * length
     block = tokens * _block_bytes_per_token(config, length, width, tensor_parallel, compiled)
     stream = 4 if config.residual_fp32 else width
     kept = config.n_layer * block
     if recompute:
-        inside = _dear_bytes_per_token(config, width, tensor_parallel) if recompute == "selective" else 0
+        inside = _selective_bytes_per_token(config, width, tensor_parallel) if recompute == "selective" else 0
         kept = config.n_layer * tokens * (config.d_model * stream + inside) + block
     kept += _mask_bytes(config, micro_batch, length, compiled)
     # The logits, over which the loss writes their gradient on CUDA; under a cap its tanh and the logits before it.
@@ -73,7 +73,7 @@ def memory_per_device(
         "weights": (every_weight if weight_bytes is None else weight_bytes) / shards,
         "gradients": gradients if accumulates else max(gradients - kept - logits, 0),
         "optimizer states": (2 * every_weight if state_bytes is None else state_bytes) / shards,
-        **({"copies of weights": width * whole / tensor_parallel} if whole else {}),
+        **({"copies of weights": width * copied / tensor_parallel} if copied else {}),
         "activations": kept,
         "logits": logits,
     }
@@ -98,10 +98,11 @@ def _head_bytes_per_token(config: GPTConfig, width: int) -> float:
     return (2 + 2 * config.kv_heads / config.n_head) * config.d_model * width
 
 
-def _dear_bytes_per_token(config: GPTConfig, width: int, tensor_parallel: int) -> float:
-    """Of what `recompute: selective` keeps of a block besides its input.
+def _selective_bytes_per_token(config: GPTConfig, width: int, tensor_parallel: int) -> float:
+    """Of what ``recompute: selective`` keeps of a block besides its input.
 
-    The third product of a gated MLP is the one out of it: on every device a sum over its part, of full width.
+    It keeps every other matrix product, so of a gated MLP, which has three, also the last: the row-parallel output,
+    which has full width on every tensor-parallel device.
     """
     out = config.d_model * width if config.mlp == "swiglu" else 0
     return (_head_bytes_per_token(config, width) + config.hidden * width) / tensor_parallel + out

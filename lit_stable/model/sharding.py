@@ -26,11 +26,11 @@ Compiled = Literal["off", "blocks", "whole"]
 FP32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 UNIT_PARAMETERS = 2**25
-"""Neighbouring blocks that have no more than this together are gathered as one: the hooks of small ones, a few hundred
-microseconds of the host for each, would take longer than what the device does meanwhile."""
+"""Neighbouring blocks with no more parameters than this together are one FSDP unit, gathered by one collective. FSDP2's
+hooks take the host a few hundred microseconds per unit, which for smaller units is longer than the device computes."""
 
 GATHERED_BYTES = 3 * 2**30
-"""A model whose gathered weights take no more stays gathered from its forward pass to its backward pass."""
+"""A model whose gathered weights take no more than this is not resharded between its forward and its backward pass."""
 
 
 def build_gpt(
@@ -59,8 +59,8 @@ def build_gpt(
             FSDP2's hooks stay outside of the compiled code. ``whole``: from token ids to logits; without a ``mesh``.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: What of a block is computed again in the backward pass, see `recomputing`.
-        reshard_after_forward: Free a block's gathered weights until its backward pass; ``None``: where all of a
-            device take more than `GATHERED_BYTES`.
+        reshard_after_forward: Free a unit's gathered weights after its forward pass and gather them again in the
+            backward pass; ``None``: see `reshards_after_forward`.
 
     Raises:
         ValueError: when the model cannot be split over so many ranks; one line per problem.
@@ -72,7 +72,8 @@ def build_gpt(
     gpt.blocks_compiled = compile != "off"
     if reshard_after_forward is None:
         split = 1 if tensor_mesh is None else tensor_mesh.size()
-        reshard_after_forward = not stays_gathered(_parameters(gpt) // split, policy)
+        dtype = (policy.param_dtype if policy is not None else None) or torch.float32
+        reshard_after_forward = reshards_after_forward(_parameters(gpt) // split * dtype.itemsize)
     index = 0
     for unit in _units(list(gpt.blocks)):
         for block in unit:
@@ -100,14 +101,13 @@ def build_gpt(
     return gpt
 
 
-def stays_gathered(parameters: int, policy: MixedPrecisionPolicy | None) -> bool:
-    """Whether so many parameters are gathered once for a forward and a backward pass."""
-    dtype = policy.param_dtype if policy is not None else None
-    return parameters * (dtype or torch.float32).itemsize <= GATHERED_BYTES
+def reshards_after_forward(gathered_bytes: float) -> bool:
+    """The default: free gathered weights after the forward pass where all of them take more than `GATHERED_BYTES`."""
+    return gathered_bytes > GATHERED_BYTES
 
 
 def _units(blocks: list[nn.Module]) -> Iterator[list[nn.Module]]:
-    """Neighbours that are gathered together; each block belongs to one unit."""
+    """FSDP units: runs of neighbouring blocks with up to `UNIT_PARAMETERS` together, or one larger block."""
     unit: list[nn.Module] = []
     for block in blocks:
         if unit and _parameters(*unit, block) > UNIT_PARAMETERS:

@@ -42,7 +42,7 @@ class FSDP1Strategy(FSDPStrategy):
         self._reshard()
 
     def _reshard(self) -> None:
-        # Weights that are loaded after an evaluation, by a run that steps back, would not reach the next forward pass.
+        # The root stays gathered after an evaluation, so weights that a rewind loads would not reach the next forward.
         assert self.model is not None
         reshard(self.model)
 

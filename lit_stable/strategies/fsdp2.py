@@ -40,7 +40,7 @@ class FSDP2Strategy(ModelParallelStrategy):
             ``False``: one file, gathered on rank 0.
         tensor_parallel: Ranks that split each matrix between them; they see the same samples.
         replicate: Copies of the model, each sharded over the ranks that are left (hybrid sharding).
-        reshard_after_forward: What a module that reads ``layout`` does with gathered weights, see `MeshOptions`.
+        reshard_after_forward: For the module, which reads it from ``layout`` and shards by it; see `MeshOptions`.
         process_group_backend: ``nccl`` or ``gloo``; ``None``: what suits the device.
         timeout_minutes: How long a collective may wait for the slowest rank.
 

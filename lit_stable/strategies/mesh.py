@@ -27,7 +27,7 @@ class MeshOptions:
 
     reshard_after_forward: bool | None = None
     """Free the gathered weights of blocks after the forward pass and gather them again in the backward pass; null: only
-    where they take more than 3 GiB. Numbers do not depend on it."""
+    where they take more than 3 GiB. Results do not depend on it, bit for bit."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -40,7 +40,7 @@ class MeshOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every rank is one shard of the one copy, gathered as is usual."""
+        """Whether nothing departs from the defaults: every rank holds one shard of the only copy."""
         return self == ONE_COPY
 
     def problems(self, ranks: int) -> list[str]:

@@ -37,8 +37,7 @@ def select(options: Mapping[str, Any], mesh: MeshOptions = ONE_COPY, loss_scale:
         raise MisconfigurationException("\n".join(problems))
     chosen = {**options, "precision": precision}
     if not mesh.is_plain:
-        whole = strategy == "fsdp2_full"
-        chosen["strategy"] = FSDP2Strategy(not whole, **dataclasses.asdict(mesh))
+        chosen["strategy"] = FSDP2Strategy(strategy != "fsdp2_full", **dataclasses.asdict(mesh))
     if precision in FP16:
         given = options.get("plugins") or []
         fp16 = _fp16(name, precision, options["accelerator"], loss_scale)
@@ -51,11 +50,11 @@ def mesh_problems(strategy: str, mesh: MeshOptions) -> list[str]:
     if mesh.is_plain or strategy in ("fsdp2", "fsdp2_full"):
         return []
     remedy = "give them to the class" if strategy == "FSDP2Strategy" else "set trainer.strategy to fsdp2 or fsdp2_full"
-    usual = dataclasses.asdict(ONE_COPY)
+    defaults = dataclasses.asdict(ONE_COPY)
     return [
         f"mesh.{name}={value}: strategy {strategy} does not read it; {remedy}."
         for name, value in dataclasses.asdict(mesh).items()
-        if value != usual[name]
+        if value != defaults[name]
     ]
 
 

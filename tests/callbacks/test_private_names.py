@@ -208,7 +208,7 @@ def test_fsdp1_keeps_shards_under_these_names() -> None:
         *("state", "handle", "free_unsharded_flat_param"),
     ]
     assert callable(_flat_param.FlatParamHandle.needs_unshard)
-    private_names.free_gathered_fsdp1(plain)
+    private_names.reshard_fsdp1(plain)
 
 
 def test_the_next_fit_can_take_the_wrapper_of_the_last() -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint of one file, written from a copy on the host while training goes on."""
+"""Checkpoints of one file, written by a thread from a copy in the host's memory while training goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class BackgroundSave:
-    """Writes one checkpoint at a time in a thread, for which the interpreter waits before it exits."""
+    """Writes one checkpoint at a time in a thread, for whose end the interpreter waits before it exits."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -22,11 +22,15 @@ class BackgroundSave:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is being written."""
+        """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, write: Callable[[], None]) -> None:
-        """Write, when the one before is written."""
+        """Wait for the checkpoint before, then start a thread that calls ``write``.
+
+        Raises:
+            BaseException: what the write before has raised.
+        """
         self.finish()
         self._thread = threading.Thread(target=self._run, args=(write,), name="checkpoint")
         self._thread.start()
@@ -34,11 +38,11 @@ class BackgroundSave:
     def _run(self, write: Callable[[], None]) -> None:
         try:
             write()
-        except BaseException as error:  # told to the thread that trains
+        except BaseException as error:  # raised in the training thread, by `finish`
             self._failed = error
 
     def finish(self) -> None:
-        """Wait for the one that is being written; raise what it raised, once."""
+        """Wait for the checkpoint that is being written. Raise what its write has raised, once."""
         if self._thread is None:
             return
         self._thread.join()
@@ -48,31 +52,33 @@ class BackgroundSave:
 
 
 @contextmanager
-def held_back(io: Any) -> Iterator[list[Callable[[], None]]]:
-    """Within it a ``CheckpointIO`` copies what it is to write; what is yielded gets a function that writes it.
+def deferred_writes(io: Any) -> Iterator[list[Callable[[], None]]]:
+    """While active, a ``CheckpointIO`` copies a checkpoint instead of writing it.
 
-    Strategies that write shards on every rank do so without one, and nothing is held back.
+    Yields:
+        A list that gets, for each save, a function that writes the copy. It stays empty on ranks that write nothing,
+        and under strategies that write shards, which use no ``CheckpointIO``.
     """
-    held: list[Callable[[], None]] = []
+    deferred: list[Callable[[], None]] = []
     write = io.save_checkpoint
 
-    def hold(checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        held.append(partial(write, host_copy(checkpoint), path, storage_options))
+    def defer(checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        deferred.append(partial(write, host_copy(checkpoint), path, storage_options))
 
-    io.save_checkpoint = hold
+    io.save_checkpoint = defer
     try:
-        yield held
+        yield deferred
     finally:
         del io.save_checkpoint
 
 
 def host_copy(tree: Any) -> Any:
-    """A copy that nothing which training does can reach: tensors on the host, everything else of its own.
+    """A deep copy, with tensors in the host's memory, that training does not change.
 
-    Tensors that share memory share it in the copy, so that a tied matrix is written once.
+    Tensors that share storage share it in the copy too, so that tied weights are written once.
 
     Args:
-        tree: Mappings, lists and tuples of tensors and of whatever else a checkpoint holds.
+        tree: A checkpoint: nested mappings, lists and tuples of tensors and anything that can be deep-copied.
     """
     return _copied(tree, {})
 
@@ -86,7 +92,7 @@ def _copied(tree: Any, storages: dict[tuple[torch.device, int], torch.UntypedSto
         own = torch.empty(0, dtype=tree.dtype)
         return own.set_(storages[key], tree.storage_offset(), tree.size(), tree.stride())
     if isinstance(tree, Mapping):
-        same = copy.copy(tree)  # its type, and the versions that a state dict carries as an attribute
+        same = copy.copy(tree)  # keeps the type, and `_metadata`, the attribute of a state dict with its versions
         for key in tree:
             same[key] = _copied(tree[key], storages)  # type: ignore[index]
         return same

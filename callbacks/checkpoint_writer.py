@@ -1,4 +1,4 @@
-"""Every save whole or absent: written beside its name, synced to disk, renamed; at once or in the background."""
+"""Atomic saves: written under a temporary name, synced to disk, renamed; at once or in the background."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from . import checkpoint_files as files
-from .background_save import BackgroundSave, held_back
+from .background_save import BackgroundSave, deferred_writes
 from .base import rank_zero_warn
 from .checkpoint_contents import CheckpointError, or_not_written
 
@@ -19,21 +19,26 @@ if TYPE_CHECKING:
 
 
 class CheckpointWriter:
-    """Stands around the saves of a strategy; see ``SafeCheckpoints``.
+    """Wraps the ``save_checkpoint`` of a strategy; see ``SafeCheckpoints``.
 
     Attributes:
-        background: What is being written while training goes on, on the rank that writes it.
+        background: The write in the background, on rank 0, which alone writes checkpoints of one file.
     """
 
     def __init__(self, in_background: bool) -> None:
         self.in_background = in_background
         self.background = BackgroundSave()
-        self._said = False
+        self._has_warned = False
 
     def around(
         self, trainer: Trainer, save: Callable[..., None], listeners: Mapping[str, Callable[[Path], None]]
     ) -> Callable[..., None]:
-        """A strategy's ``save_checkpoint``, made safe; ``listeners`` are told of a path before it is written."""
+        """A safe version of a strategy's ``save_checkpoint``.
+
+        Args:
+            save: The strategy's own.
+            listeners: By name; each is called on every rank with a path before it is written.
+        """
 
         def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
             if "://" in str(filepath):
@@ -48,12 +53,12 @@ class CheckpointWriter:
                 files.remove(partial)  # left over from a kill
             trainer.strategy.barrier()
             with self._removed_unless_written(path, trainer.is_global_zero):
-                held = self._save(trainer, save, checkpoint, partial, storage_options)
+                deferred = self._save(trainer, save, checkpoint, partial, storage_options)
                 trainer.strategy.barrier()
                 if partial.is_dir():
                     self._write_checksums(trainer, partial)
-                if held:
-                    self.background.begin(lambda: self._write(path, held))
+                if deferred:
+                    self.background.begin(lambda: self._write(path, deferred))
                 elif trainer.is_global_zero:
                     files.publish(path)
             trainer.strategy.barrier()
@@ -63,23 +68,23 @@ class CheckpointWriter:
     def _save(
         self, trainer: Trainer, save: Callable[..., None], checkpoint: dict[str, Any], path: Path, options: Any
     ) -> list[Callable[[], None]]:
-        """Save, or return what writes it, on the rank that does."""
+        """Save, or return the functions that will write the copies: none on ranks that do not write."""
         if not self.in_background:
             save(checkpoint, path, storage_options=options)
             return []
-        with held_back(trainer.strategy.checkpoint_io) as held:
+        with deferred_writes(trainer.strategy.checkpoint_io) as deferred:
             save(checkpoint, path, storage_options=options)
-        if trainer.is_global_zero and not held and not self._said:
-            self._said = True
+        if trainer.is_global_zero and not deferred and not self._has_warned:
+            self._has_warned = True
             rank_zero_warn(
                 f"in_background=True: {type(trainer.strategy).__name__} writes the shards of a checkpoint on all ranks"
                 " together, so training waits for it; a strategy that writes one file (auto, ddp, fsdp2_full) does not."
             )
-        return held
+        return deferred
 
-    def _write(self, path: Path, held: list[Callable[[], None]]) -> None:
+    def _write(self, path: Path, deferred: list[Callable[[], None]]) -> None:
         with self._removed_unless_written(path, True):
-            for write in held:
+            for write in deferred:
                 write()
             files.publish(path)
 

@@ -111,7 +111,7 @@ class RecoveryBook:
     def usable(self, trainer: Trainer, candidates: Sequence[Saved]) -> Saved | None:
         """The first of some checkpoints that is there and whole."""
         found: Saved | None = None
-        wait_for_saves(trainer)  # or what one goes back to would depend on the speed of the disk
+        wait_for_saves(trainer)  # else the choice would depend on how fast the disk is
         if trainer.is_global_zero:
             found = next((s for s in candidates if files.damage(path_of(self.folder, s.path)) is None), None)
         result: Saved | None = trainer.strategy.broadcast(found)

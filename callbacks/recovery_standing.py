@@ -36,7 +36,7 @@ class Standing:
     pending: Entry | None = None
     """A rewind after which no training has begun yet."""
     to_pass: Entry | None = None
-    """The last rewind, until it is written down that the run is past its window."""
+    """The last rewind, as long as no entry says that the run got past the window that it was for."""
     stopped: Entry | None = None
     """The end of the ladder, unless somebody decided to go on."""
 

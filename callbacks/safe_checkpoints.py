@@ -52,10 +52,10 @@ class SafeCheckpoints(StabilityCallback):
     Paths with a scheme (``s3://...``) are left to Lightning as they are. Nothing is logged.
 
     Args:
-        in_background: Where the strategy writes one file, copy the checkpoint to the host's memory, which takes as much
-            of it as the file of the disk, and write it while training goes on. The next save, a load, and the end of
-            the fit wait for it; what went wrong is raised there. Sharded folders, which all ranks write together, are
-            written at once, and that is said once.
+        in_background: Where the strategy writes one file (one device, DDP, ``fsdp2_full``), copy the checkpoint to the
+            host's memory, as many bytes as the file has, and write the copy while training goes on. The next save, a
+            load and the end of the fit wait for it, and raise the error of a write that failed. Sharded checkpoints,
+            which all ranks write together, are written at once; one warning says so.
 
     Attributes:
         listeners: By name, what is called on every rank with the path of a checkpoint that is about to be written.
@@ -98,7 +98,7 @@ class SafeCheckpoints(StabilityCallback):
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is being written in the background; on rank 0, which writes it."""
+        """Whether a checkpoint is being written in the background; on ranks other than 0 always ``False``."""
         return self._writer.background.is_under_way
 
     def finish(self) -> None:

@@ -47,8 +47,8 @@ class Checkpoints(Checkpoint):
         keep_every: Steps between checkpoints that stay for ever, >= 1; ``None``: none does for its number.
         milestones: Whether milestones are saved, and stay.
         mirror: A path, or a URL that ``fsspec`` opens; ``None``: no copies.
-        in_background: Write while training goes on, from a copy in the host's memory, where the strategy writes one
-            file; see ``SafeCheckpoints``.
+        in_background: Where the strategy writes one file, write it from a copy in the host's memory while training
+            goes on; see ``SafeCheckpoints``.
 
     Raises:
         MisconfigurationException: when a number cannot be read or is below 1, or the URL cannot be opened.

@@ -46,7 +46,6 @@ class Entry:
     """Whether it answers events, so that one is told of in the second step."""
     later: tuple[str, ...] = ()
     """Keys that it logs once something has happened, or is asked for, that is not here."""
-    """Keys that it logs once something has happened that does not happen here."""
     ends: bool = False
     """Whether the end of a fit changes the weights, so that no run goes on from there."""
     no_scaler: str = ""

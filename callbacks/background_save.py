@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class BackgroundSave:
@@ -19,6 +19,7 @@ class BackgroundSave:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
+        self._then: list[Callable[[], None]] = []
 
     @property
     def is_under_way(self) -> bool:
@@ -41,14 +42,24 @@ class BackgroundSave:
         except BaseException as error:  # raised in the training thread, by `finish`
             self._failed = error
 
+    def then(self, act: Callable[[], None]) -> None:
+        """Act when the one that is being written is on disk: at once if there is none, never if it fails."""
+        if self._thread is None:
+            act()
+        else:
+            self._then.append(act)
+
     def finish(self) -> None:
-        """Wait for the checkpoint that is being written. Raise what its write has raised, once."""
+        """Wait for the checkpoint that is being written, and do what waits for it; raise what its write raised."""
         if self._thread is None:
             return
         self._thread.join()
         failed, self._thread, self._failed = self._failed, None, None
+        waiting, self._then = self._then, []
         if failed is not None:
             raise failed
+        for act in waiting:
+            act()
 
 
 @contextmanager
@@ -60,7 +71,7 @@ def deferred_writes(io: Any) -> Iterator[list[Callable[[], None]]]:
         and under strategies that write shards, which use no ``CheckpointIO``.
     """
     deferred: list[Callable[[], None]] = []
-    write = io.save_checkpoint
+    write, own = io.save_checkpoint, vars(io).get("save_checkpoint")
 
     def defer(checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         deferred.append(partial(write, host_copy(checkpoint), path, storage_options))
@@ -70,6 +81,8 @@ def deferred_writes(io: Any) -> Iterator[list[Callable[[], None]]]:
         yield deferred
     finally:
         del io.save_checkpoint
+        if own is not None:
+            io.save_checkpoint = own
 
 
 def host_copy(tree: Any) -> Any:
@@ -78,24 +91,33 @@ def host_copy(tree: Any) -> Any:
     Tensors that share storage share it in the copy too, so that tied weights are written once.
 
     Args:
-        tree: A checkpoint: nested mappings, lists and tuples of tensors and anything that can be deep-copied.
+        tree: A checkpoint: nested dictionaries, lists and tuples of tensors and anything that can be deep-copied.
     """
     return _copied(tree, {})
 
 
 def _copied(tree: Any, storages: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Any:
-    if type(tree) in (Tensor, torch.nn.Parameter):
+    if type(tree) in (Tensor, nn.Parameter):
+        if not _is_plain(tree):
+            return tree.detach().clone()
         storage = tree.untyped_storage()
         key = (storage.device, storage.data_ptr())
         if key not in storages or storages[key].nbytes() != storage.nbytes():
             storages[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
         own = torch.empty(0, dtype=tree.dtype)
-        return own.set_(storages[key], tree.storage_offset(), tree.size(), tree.stride())
-    if isinstance(tree, Mapping):
+        own.set_(storages[key], tree.storage_offset(), tree.size(), tree.stride())
+        return nn.Parameter(own, tree.requires_grad) if type(tree) is nn.Parameter else own
+    if isinstance(tree, dict):
         same = copy.copy(tree)  # keeps the type, and `_metadata`, the attribute of a state dict with its versions
         for key in tree:
-            same[key] = _copied(tree[key], storages)  # type: ignore[index]
+            same[key] = _copied(tree[key], storages)
         return same
     if type(tree) in (list, tuple):
         return type(tree)(_copied(each, storages) for each in tree)
     return copy.deepcopy(tree)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a storage, and a view into it, are all that a tensor is: not so of a sparse or a lazily negated one."""
+    odd = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested
+    return tensor.layout is torch.strided and not tensor.is_meta and not odd

@@ -79,8 +79,12 @@ class StabilityCallback(Callback):
             try:
                 clean_up()
             except Exception as second:
-                # Raised, it would replace the first exception, and the callbacks after this one would not be called.
-                warnings.warn(f"{type(self).__name__}, after {type(exception).__name__}: {second}", stacklevel=1)
+                self.warn_of_second(exception, second)
+
+    def warn_of_second(self, first: BaseException, second: Exception) -> None:
+        """Warn of an exception after the one that ended the fit."""
+        # Raised, it would replace the first exception, and the callbacks after this one would not be called.
+        warnings.warn(f"{type(self).__name__}, after {type(first).__name__}: {second}", stacklevel=1)
 
     def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Override to report what is still unreported when a fit has failed; ``teardown`` follows.

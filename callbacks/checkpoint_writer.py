@@ -65,6 +65,14 @@ class CheckpointWriter:
 
         return save_checkpoint
 
+    def around_removal(self, remove: Callable[..., None]) -> Callable[..., None]:
+        """A strategy's ``remove_checkpoint``: what a new one is to stand in for stays until that is on disk."""
+
+        def remove_checkpoint(filepath: Any) -> None:
+            self.background.then(lambda: remove(filepath))
+
+        return remove_checkpoint
+
     def _save(
         self, trainer: Trainer, save: Callable[..., None], checkpoint: dict[str, Any], path: Path, options: Any
     ) -> list[Callable[[], None]]:

@@ -30,14 +30,18 @@ if TYPE_CHECKING:
 #: Number of the layout of what this package adds to a checkpoint; a greater one on disk is refused.
 FORMAT = 1
 KEY = "lit_stable"
-_SHADOWED = ("save_checkpoint", "load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
+_SHADOWED = (
+    *("save_checkpoint", "remove_checkpoint"),
+    *("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict"),
+)
 
 
 class SafeCheckpoints(StabilityCallback):
     """Make every save atomic and checked, and every load complete or refused, under any strategy.
 
     Saving: the checkpoint is written as ``NAME.partial``, synced to disk and renamed; a kill at any moment, or a full
-    disk, leaves the previous one whole. Sharded folders get a list of checksums, computed by all ranks together. The
+    disk, leaves the previous one whole: what the strategy is asked to remove meanwhile, as by ``ModelCheckpoint``, goes
+    when the new one is there. Sharded folders get a list of checksums, computed by all ranks together. The
     names of the parameters in each of the optimizer's groups are saved too.
 
     Loading: the checksums are compared first; a damaged file is named together with the newest usable checkpoint
@@ -53,9 +57,11 @@ class SafeCheckpoints(StabilityCallback):
 
     Args:
         in_background: Where the strategy writes one file (one device, DDP, ``fsdp2_full``), copy the checkpoint to the
-            host's memory, as many bytes as the file has, and write the copy while training goes on. The next save, a
-            load and the end of the fit wait for it, and raise the error of a write that failed. Sharded checkpoints,
-            which all ranks write together, are written at once; one warning says so.
+            host's memory, as many bytes as the file has (and as many again while Lightning puts the file together, as
+            it does for every save), and write the copy while training goes on. The next save, a load and the end of
+            the fit wait for it. The error of a write that failed is raised there, or after the batch in which it did;
+            after another exception it is a warning. Sharded checkpoints, which all ranks write together, are written
+            at once; one warning says so.
 
     Attributes:
         listeners: By name, what is called on every rank with the path of a checkpoint that is about to be written.
@@ -88,6 +94,7 @@ class SafeCheckpoints(StabilityCallback):
         # On the instance: the one place to act just before a load, and around a save, whatever the strategy.
         strategy = self._strategy = trainer.strategy
         strategy.save_checkpoint = self._writer.around(trainer, strategy.save_checkpoint, self.listeners)  # type: ignore[method-assign]
+        strategy.remove_checkpoint = self._writer.around_removal(strategy.remove_checkpoint)  # type: ignore[method-assign]
         strategy.load_checkpoint = self._around_load(trainer, strategy.load_checkpoint)  # type: ignore[method-assign]
         strategy.load_model_state_dict = self._around_weights(trainer, strategy.load_model_state_dict)  # type: ignore[method-assign]
         strategy.load_optimizer_state_dict = self._around_optimizers(trainer, strategy.load_optimizer_state_dict)  # type: ignore[method-assign]
@@ -109,6 +116,10 @@ class SafeCheckpoints(StabilityCallback):
         """
         self._writer.background.finish()
 
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if not self.is_writing:
+            self.finish()
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.finish()
 
@@ -121,6 +132,10 @@ class SafeCheckpoints(StabilityCallback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stay in place: who saves on an exception does so after this hook, and must be guarded too."""
+        try:
+            self.finish()
+        except Exception as second:
+            self.warn_of_second(exception, second)
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

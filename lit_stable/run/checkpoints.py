@@ -84,6 +84,7 @@ class Checkpoints(Checkpoint):
         self.folder: Path | None = None  # the run's, set before training starts
         self.best_loss = math.inf
         self.best_step: int | None = None
+        self._noted: tuple[int, float] | None = None  # step and loss of the best whose checkpoint is on disk
         self._seen = 0
         self._ahead: list[Milestone] = []
         self._kept: dict[int, str] = {}  # milestones that were saved, by step
@@ -130,6 +131,13 @@ class Checkpoints(Checkpoint):
             self._mirror.close()
             self._prune_while_finite(trainer)
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        # By now `SafeCheckpoints` has waited for it, or told of its failure. Nothing is deleted: the next fit knows
+        # what it needs, and the loss may lie on a device that is gone.
+        path, self._saving = self._saving, None
+        if path is not None and path.exists():
+            self._tell(trainer, path)
+
     def keep_now(self, trainer: Trainer, label: str) -> None:
         """Save this step, if milestones are kept, and let it stay for ever. Called by all ranks."""
         if not self.milestones:
@@ -148,8 +156,7 @@ class Checkpoints(Checkpoint):
         self.best_loss, self.best_step = loss, Progress.of(trainer).steps
         if self.keep_best:
             self.save_now(trainer)
-        if trainer.is_global_zero and self._saving is None:
-            self._write_best()
+        self._note_best(trainer)
 
     def save_now(self, trainer: Trainer) -> None:
         """Save this step, if it is not saved yet, and delete what need not be kept. Called by all ranks."""
@@ -163,8 +170,9 @@ class Checkpoints(Checkpoint):
             trainer.save_checkpoint(path)
             self.stalls.append(time.perf_counter() - began)
             self._saving = path
-        if self._saving is None:  # on disk for long; but another may be the best by now
-            self._after_save(trainer, path)
+        if self._saving is None:  # it was there already; but another may be the best by now
+            self._follow_up(trainer, path)
+            self._prune_while_finite(trainer)
         self._conclude(trainer)
 
     def _finish(self, trainer: Trainer) -> None:
@@ -180,17 +188,19 @@ class Checkpoints(Checkpoint):
         if self._saver is not None:
             self._saver.finish()  # raises what went wrong
         path, self._saving = self._saving, None
+        self._tell(trainer, path)
+        self._prune_while_finite(trainer)
+
+    def _tell(self, trainer: Trainer, path: Path) -> None:
         if trainer.is_global_zero:
             stood = f"training stood still for {self.stalls[-1]:.2f} s"
             say(f"saved {path} ({human_bytes(size_on_disk(path))}, {stood})")
-            if self.best_step is not None:  # after the save: killed in between, the older best has its checkpoint still
-                self._write_best()
-        self._after_save(trainer, path)
+        self._follow_up(trainer, path)
 
-    def _after_save(self, trainer: Trainer, path: Path) -> None:
+    def _follow_up(self, trainer: Trainer, path: Path) -> None:
+        self._note_best(trainer)
         if self._mirror is not None:
             self._mirror.add(path)
-        self._prune_while_finite(trainer)
 
     def _prune_while_finite(self, trainer: Trainer) -> None:
         loss = getattr(trainer.lightning_module, "window_loss", None)
@@ -202,8 +212,9 @@ class Checkpoints(Checkpoint):
         assert self.folder is not None
         found = checkpoints(self.folder)
         kept = set(found[-self.keep_last :])
-        if self.keep_best and self.best_step is not None:
-            kept.add(checkpoint_path(self.folder, self.best_step))
+        if self.keep_best:  # the old one too, until the new one is there
+            best = [self.best_step, self._noted and self._noted[0]]
+            kept |= {checkpoint_path(self.folder, step) for step in best if step is not None}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "checkpoints_to_keep"):
                 kept |= callback.checkpoints_to_keep()
@@ -227,8 +238,16 @@ class Checkpoints(Checkpoint):
 
     # Which one is best stands beside the checkpoints, not inside: one is often written just before it is validated.
 
-    def _write_best(self) -> None:
-        self._write_json(_BEST, {"step": self.best_step, "loss": self.best_loss})
+    def _note_best(self, trainer: Trainer) -> None:
+        """Write down which is best once it is on disk; a kill before that leaves the older best, and its name."""
+        assert self.folder is not None
+        if not trainer.is_global_zero:
+            return
+        if self.best_step is None or self._noted == (best := (self.best_step, self.best_loss)):
+            return
+        if not self.keep_best or checkpoint_path(self.folder, self.best_step).exists():
+            self._noted = best
+            self._write_json(_BEST, dict(zip(("step", "loss"), best, strict=True)))
 
     def _write_json(self, name: str, content: Any) -> None:
         assert self.folder is not None
@@ -240,7 +259,7 @@ class Checkpoints(Checkpoint):
 
     def _read_best(self, trainer: Trainer) -> None:
         assert self.folder is not None
-        self.best_loss, self.best_step = math.inf, None
+        self.best_loss, self.best_step, self._noted = math.inf, None, None
         path = self.folder / CHECKPOINTS / _BEST
         text = path.read_text() if trainer.is_global_zero and path.exists() else None
         if text := trainer.strategy.broadcast(text):
@@ -248,3 +267,4 @@ class Checkpoints(Checkpoint):
             # What is still to come will be measured again, and may come out otherwise after a rewind.
             if best["step"] <= Progress.of(trainer).steps:
                 self.best_loss, self.best_step = best["loss"], best["step"]
+                self._noted = self.best_step, self.best_loss

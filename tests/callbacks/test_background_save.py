@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
 from tiny_gpt_run import equal_bits
 from tiny_gpt_run import fit as fit_gpt
 
 from lit_stable.callbacks import Progress, SafeCheckpoints
-from lit_stable.callbacks.background_save import BackgroundSave, host_copy
+from lit_stable.callbacks.background_save import BackgroundSave, deferred_writes, host_copy
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.safe_checkpoints import wait_for_saves
 
@@ -155,3 +156,112 @@ def test_the_interpreter_waits_for_what_is_being_written() -> None:
     assert background._thread is not None
     assert not background._thread.daemon
     background.finish()
+
+
+def test_what_a_new_one_stands_in_for_stays_until_that_is_on_disk(tmp_path: Path) -> None:
+    """`ModelCheckpoint` removes the one before as soon as a save returns: a kill would have left none."""
+    disk, there = SlowDisk(), []
+    disk.may_write.set()
+
+    def look(trainer: Trainer, *rest: Any) -> None:
+        there.append(sorted(path.name for path in tmp_path.glob("*.ckpt")))
+
+    def hold(trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == 1:
+            wait_for_saves(trainer)
+            disk.may_write.clear()
+        elif trainer.global_step == 2:
+            disk.may_write.set()
+
+    keeper = ModelCheckpoint(tmp_path, "{step}", save_top_k=1, every_n_train_steps=1)
+    callbacks = Watch("on_train_batch_start", hold), keeper, Watch("on_train_batch_start", look)
+    guard = SafeCheckpoints(in_background=True)
+    trainer = quiet_trainer(guard, Progress(), *callbacks, max_steps=3, plugins=[disk], enable_checkpointing=True)
+    trainer.fit(TinyModule(), TinyData())
+    assert there[2][0] == "step=1.ckpt"
+    assert [path.name for path in tmp_path.iterdir()] == ["step=3.ckpt"]
+
+
+def test_nothing_is_removed_for_one_that_failed(tmp_path: Path) -> None:
+    background, removed = BackgroundSave(), []
+    background.then(lambda: removed.append("before any"))
+
+    def fail() -> None:
+        raise OSError("gone")
+
+    background.begin(fail)
+    background.then(lambda: removed.append("for it"))
+    with pytest.raises(OSError, match="gone"):
+        background.finish()
+    background.begin(lambda: None)
+    background.then(lambda: removed.append("for the next"))
+    background.finish()
+    assert removed == ["before any", "for the next"]
+
+
+def test_a_failed_write_is_told_beside_an_error_of_training(tmp_path: Path) -> None:
+    disk = SlowDisk(OSError(errno.ENOSPC, "No space left on device"))
+
+    def fail(trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == SAVED_AT + 1:
+            disk.may_write.set()
+            raise ValueError("of training")
+
+    with (
+        pytest.warns(UserWarning, match=r"SafeCheckpoints, after ValueError: \S+a\.ckpt: could not be written"),
+        pytest.raises(ValueError, match="of training"),
+    ):
+        fit(tmp_path / "a.ckpt", disk, Watch("on_train_batch_end", fail))
+
+
+def test_a_failed_write_is_told_after_the_next_batch_not_at_the_next_save(tmp_path: Path) -> None:
+    disk, steps = SlowDisk(OSError(errno.ENOSPC, "No space left on device")), []
+
+    def let_it_fail(trainer: Trainer, *rest: Any) -> None:
+        steps.append(trainer.global_step)
+        if trainer.global_step == 3:
+            disk.may_write.set()
+            guard = next(c for c in trainer.callbacks if isinstance(c, SafeCheckpoints))
+            while guard.is_writing:
+                time.sleep(0.001)
+
+    with pytest.raises(CheckpointError, match="could not be written"):
+        fit(tmp_path / "a.ckpt", disk, Watch("on_train_batch_start", let_it_fail))
+    assert steps[-1] == 3
+
+
+ODD = {
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "negative": torch._neg_view(torch.ones(2)),
+    "quantized": torch.quantize_per_tensor(torch.tensor([0.5, 1.0]), 0.1, 3, torch.quint8),
+    "sparse": torch.eye(2).to_sparse(),
+    "rows": torch.eye(2).to_sparse_csr(),
+    "empty": torch.empty(0, 3),
+    "expanded": torch.ones(1).expand(3),
+    "parameter": torch.nn.Parameter(torch.ones(2), requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_whatever_a_tensor_is_its_copy_is(name: str) -> None:
+    tensor, copied = ODD[name], host_copy({"a": [ODD[name]]})["a"][0]
+    assert (type(copied), copied.dtype, copied.layout, copied.shape) == (
+        *(type(tensor), tensor.dtype, tensor.layout, tensor.shape),
+    )
+    dense = [t.dequantize() if t.is_quantized else t.to_dense() for t in (tensor, copied)]
+    assert torch.equal(*dense)
+
+
+def test_a_tensor_without_data_is_copied_as_one() -> None:
+    assert host_copy(torch.empty(2, device="meta")).is_meta
+
+
+def test_an_io_that_had_a_function_of_its_own_has_it_again() -> None:
+    disk, called = SlowDisk(), []
+    disk.save_checkpoint = own = lambda *_: called.append("own")
+    with deferred_writes(disk) as held:
+        disk.save_checkpoint({}, "a")
+    assert called == []
+    held[0]()
+    assert called == ["own"]
+    assert disk.save_checkpoint is own

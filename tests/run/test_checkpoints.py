@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from tiny_fit import TinyData, TinyModule, quiet_trainer
 
 from lit_stable.callbacks import (
@@ -186,6 +188,42 @@ def test_in_the_background_the_same_ones_stay(tmp_path, capsys, every):
     lines = capsys.readouterr().out
     for name in (name for name in names if name.endswith(".ckpt")):
         assert len(re.findall(rf"saved \S+True/checkpoints/{name} \(", lines)) == 1
+
+
+def test_the_older_best_stays_until_the_new_one_is_on_disk(tmp_path):
+    """Killed in mid-write, a run had no best: the old one was deleted, and `best.json` named one that was not there."""
+    checkpoints = Checkpoints(every_steps=3, first_step=None, in_background=True)
+    may_write, seen = threading.Event(), []
+
+    class SlowDisk(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            assert checkpoint["global_step"] != 4 or may_write.wait(60)
+            super().save_checkpoint(checkpoint, path, storage_options)
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+            if Progress.of(trainer).steps == 4:
+                named = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
+                seen.append((sorted(p.name for p in (tmp_path / "checkpoints").glob("*.ckpt")), named["step"]))
+                may_write.set()
+
+    # The save of step 3 is concluded by that of step 4.
+    fit(tmp_path, checkpoints, 5, {2: 5.0, 4: 3.0}, callback=Look(), plugins=[SlowDisk()])
+    assert seen == [(["step-00000002.ckpt", "step-00000003.ckpt"], 2)]
+    assert [p.name for p in (tmp_path / "checkpoints").glob("*.ckpt")] == ["step-00000004.ckpt", "step-00000005.ckpt"]
+    assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": 4, "loss": 3.0}
+
+
+def test_a_write_under_way_when_training_fails_is_told_of(tmp_path, capsys):
+    class Fails(Callback):
+        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+            if Progress.of(trainer).steps == 2:
+                raise ValueError("of training")
+
+    checkpoints = Checkpoints(every_steps=2, first_step=None, in_background=True)
+    with pytest.raises(ValueError, match="of training"):
+        fit(tmp_path, checkpoints, 4, callback=Fails())
+    assert "saved" in capsys.readouterr().out
 
 
 def test_there_is_no_last_or_best_before_the_first_save(tmp_path):

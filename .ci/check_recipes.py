@@ -1,6 +1,6 @@
 """Resolve every recipe with `lit-stable check`, in one process a core.
 
-The processes are forks of one that has imported all, and each makes the parser of a system once.
+The processes are forked after everything is imported, and each builds the parser of a system once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check(recipe: Path) -> str | None:
 
 def run() -> int:
     recipes = sorted((ROOT / "recipes").rglob("*.yaml"))
-    gc.freeze()  # what was imported stays: nobody need walk it
+    gc.freeze()  # what was imported lives on: the collector need not walk it in every fork
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         problems = [problem for problem in pool.map(check, recipes) if problem is not None]
     print("\n".join([*problems, f"{len(recipes) - len(problems)} of {len(recipes)} recipes resolve"]))

@@ -1,6 +1,6 @@
-"""Measure peak memory against the plan of `lit-stable check`, for models of several kinds. A script; it is no test.
+"""Measure peak memory against the plan of `lit-stable check`, for models of several kinds. A script, not a test.
 
-Each configuration is a launch of its own, which trains a few steps of the real trainer.
+Each configuration trains a few steps with the real trainer, in processes of its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CONFIGS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 def measure(name: str, result: str) -> None:
-    """As a launch: train, and write what was measured."""
+    """Train in this process, one of those that `launch` starts; rank 0 writes planned and peak bytes to ``result``."""
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     fsdp1.register_strategies()

@@ -81,8 +81,8 @@ class AccumulationWindows(StabilityCallback):
     Raises:
         MisconfigurationException: when the global batch is no multiple of ``micro_batch * ranks`` (the nearest legal
             sizes are named), when ``Trainer(accumulate_grad_batches=...)`` or a scheduler callback sets the window as
-            well, under manual optimization, when the loader hands out batches of another size, when an epoch,
-            also a later one, has no batch on some rank (of a loader without a length: on one process, too), when
+            well, under manual optimization, when the loader hands out batches of another size, when an epoch, the
+            first or a later one, over loaders without a length has no batch on some rank, when
             ``Trainer(val_check_interval=N)`` is above the length of the shortest loader of several ranks, or when
             tokens are to be counted and neither the batch nor the LightningModule says how.
 

@@ -20,7 +20,7 @@ _Options = TypeVar("_Options", ZClip, AdaGC)
 
 
 def as_options(name: str, given: Any, cls: type[_Options]) -> _Options | None:
-    """What a recipe writes as a mapping, which in Python may be one too; anything else is refused with a sentence."""
+    """An option group of ``GradClip`` given as its dataclass, as a mapping (as in YAML), or as None; else a refusal."""
     if given is None or isinstance(given, cls):
         return given
     names = [field.name for field in fields(cls)]

@@ -44,8 +44,8 @@ class Detectors(StabilityCallback):
     the loss scale and every logged scalar whose name ``surge`` watches; at validations ``val/loss`` or ``val_loss``.
     Numbers travel to the host without a wait and are read ``LAG`` = 4 steps late on CUDA, before a save and at the end
     at once. What is said depends on the numbers alone: the same on all ranks, and after a resume. Under a loss scale a
-    gradient norm that is not finite is an overflow, which the scaler cures, and no spike; many in a row are told by
-    ``loss_scale``.
+    gradient norm that is not finite is an overflow, which the scaler cures, and no spike; ``loss_scale`` tells of
+    many in a row.
 
     What is found is an event (see :func:`~.events.emit`): one line for people, one in ``events.jsonl``, a text to the
     loggers; with the stream indices of the samples of its step. :class:`~.alarm.Alarm` runs a command for each.

@@ -45,7 +45,8 @@ def end_with_the_shortest(trainer: Trainer) -> None:
 def end_with_the_first_that_runs_dry(trainer: Trainer, ranks: HostAgreement) -> None:
     """End this epoch with the batch that has just begun, where it is the last one of the loader of any rank.
 
-    For loaders without a length, of which one knows no more. All ranks call it for each micro-batch; the hosts agree.
+    For loaders without a length, whose end is known only when it comes. All ranks call it for each micro-batch; the
+    hosts agree.
     """
     if not ranks.is_open or not _is_unsized(trainer):
         return
@@ -62,17 +63,17 @@ def end_with_the_first_that_runs_dry(trainer: Trainer, ranks: HostAgreement) -> 
 
 
 def refuse_a_rank_without_data(trainer: Trainer, ranks: HostAgreement) -> None:
-    """Raise, on all ranks, where the loader of one has no length and no batch: it would leave, and the others wait."""
+    """Raise on all ranks where a loader without a length has no batch: its rank would leave, and the others wait."""
     if ranks.is_open:
         _refuse_empty(trainer, ranks.begin_sums([0, int(_is_unsized(trainer) and has_run_dry(trainer))])()[1])
 
 
 def refuse_an_empty_epoch(trainer: Trainer, ranks: HostAgreement) -> None:
-    """Raise where a later epoch has ended without a batch, as of a stream that is read once; also on one process.
+    """Raise where an epoch has ended without a batch, such as the second over an iterator that is read once.
 
-    Lightning would begin one empty epoch after the other, for ever where only steps end the run. To be called at the
-    end of an epoch. Ranks that have data are at their first batch, in :func:`end_with_the_first_that_runs_dry`, and
-    raise there: both add up the same two numbers.
+    Lightning would begin one empty epoch after the other, for ever if only ``max_steps`` ends the run. To be called at
+    the end of each epoch, also on one process. Ranks that have data are then at their first batch, in
+    :func:`end_with_the_first_that_runs_dry`, and raise there: both calls take part in one sum of the same two numbers.
     """
     if _is_unsized(trainer) and not ready_batches(trainer) and has_run_dry(trainer):
         _refuse_empty(trainer, ranks.begin_sums([0, 1])()[1])
@@ -82,9 +83,9 @@ def _is_unsized(trainer: Trainer) -> bool:
     return trainer.num_training_batches == float("inf")
 
 
-def _refuse_empty(trainer: Trainer, empty: int) -> None:
-    if empty:
-        where = f" on {empty} of {trainer.world_size} ranks" if trainer.world_size > 1 else ""
+def _refuse_empty(trainer: Trainer, empty_ranks: int) -> None:
+    if empty_ranks:
+        where = f" on {empty_ranks} of {trainer.world_size} ranks" if trainer.world_size > 1 else ""
         raise MisconfigurationException(
             f"training loader: no batch in epoch {trainer.current_epoch}{where}; let its `__iter__` begin anew at every"
             " epoch and give each rank some of the data, or train for fewer epochs or on fewer ranks."

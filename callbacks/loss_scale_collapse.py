@@ -13,12 +13,12 @@ from .events import Event
 
 @dataclass
 class LossScaleCollapse(Detector):
-    """The loss scale was halved ``halvings`` times within ``window`` steps, fell below ``floor``, or does not help.
+    """The loss scale was halved ``halvings`` times in ``window`` steps or fell below ``floor``, or steps overflow on.
 
     A healthy run halves its scale about as often as it doubles it. One that is dying halves it again and again, since
-    every step overflows; OPT's runs ended so. Below 1 gradients are made smaller than they are. Where the scale has a
-    lowest value, a run may stand there with every step skipped: so many ``overflows`` in a row are told whatever the
-    scale does. One event for each, until the scale has risen again, or a step has not overflowed.
+    every step overflows; OPT's runs ended so. Below 1 gradients are made smaller than they are. A scaler with a lowest
+    scale may stay there while every step overflows and is skipped, so ``overflows`` steps in a row are told of whatever
+    the scale does. One event for each of the three, until the scale has risen again, or a step has not overflowed.
 
     Source: OPT-175B logbook; Zhang et al. 2022, arXiv:2205.01068, section 2.5.
     """
@@ -35,7 +35,7 @@ class LossScaleCollapse(Detector):
     overflows: int = 20
     """Steps in a row that overflow, >= 2."""
     signal: str = "loss_scale"
-    """Name of the scalar. Beside it ``overflow`` is read: 1 of a step that overflowed, 0 of one that did not."""
+    """Name of the scalar. ``overflow`` is read too: 1 for a step that overflowed, 0 for one that did not."""
 
     def __post_init__(self) -> None:
         require(self, "halvings", self.halvings >= 2, "at least 2")

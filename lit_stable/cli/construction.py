@@ -146,7 +146,7 @@ def _judge_surgery(config: Namespace) -> None:
 
 
 def _build_feature(feature: type[Callback], options: dict[str, Any]) -> Callback:
-    """Options of an option arrive as a plain mapping; its class checks them, each of them before any is a refusal."""
+    """Build nested options, which arrive as mappings, then the feature; problems of all nested ones come at once."""
     problems = []
     for name, nested in nested_options(feature).items():
         value = options.get(name)

@@ -94,7 +94,7 @@ def add_feature_arguments(parser: LightningArgumentParser) -> None:
 
 
 def nested_options(feature: type[Callback]) -> dict[str, type[Any]]:
-    """Options of a feature that have options of their own: name -> the dataclass that holds them."""
+    """The dataclass of each of a feature's options that has options of its own, by name."""
     kinds = {
         name: next((kind for kind in get_args(hint) if is_dataclass(kind)), None)
         for name, hint in get_type_hints(feature.__init__).items()

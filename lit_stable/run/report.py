@@ -32,7 +32,7 @@ class Report(Callback):
         self.notes = list(notes)
         self.first_loss = float("nan")  # of the run, also after a resume
         self._last_loss = float("nan")
-        self._is_well = True
+        self._is_finite = True
         self._began = time.perf_counter()  # the recipe has just been read
         self._to_first_line: float | None = None  # seconds, with whatever is compiled on the way
         self.started = False
@@ -72,7 +72,7 @@ class Report(Callback):
         found = {"loss": pl_module.window_loss, "skipped": progress.skipped_on(pl_module.device)}
         if (norm := GradNorm.of(trainer).value) is not None:
             found["norm"] = norm
-        lr, tokens = format_lr(used_rate(trainer)), progress.tokens
+        lr, tokens = format_lr(effective_lr(trainer)), progress.tokens
         of = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
 
         def tell(numbers: list[float]) -> None:
@@ -84,9 +84,9 @@ class Report(Callback):
     def _tell(self, step: int, of: str, lr: str, tokens: int, read: dict[str, float]) -> None:
         if self._to_first_line is None:
             self._to_first_line = time.perf_counter() - self._began
-        was_well, self._last_loss = self._is_well, read["loss"]
-        self._is_well = math.isfinite(self._last_loss)
-        if was_well and not self._is_well:
+        was_finite, self._last_loss = self._is_finite, read["loss"]
+        self._is_finite = math.isfinite(self._last_loss)
+        if was_finite and not self._is_finite:
             say(f"step {step}: the loss is {self._last_loss}; checkpoints saved before it are kept from here on.")
         if math.isnan(self.first_loss):
             self.first_loss = self._last_loss
@@ -152,8 +152,8 @@ class Report(Callback):
         self.first_loss = state_dict["first_loss"]
 
 
-def used_rate(trainer: Trainer) -> float:
-    """The learning rate of the first group in the step just taken: as callbacks have modified it, if any does."""
+def effective_lr(trainer: Trainer) -> float:
+    """The learning rate that the step just taken used in the first group, with what callbacks changed of it."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, EffectiveLR) and callback.used:
             return float(callback.used["lr"][0])

@@ -17,7 +17,7 @@ from lit_stable.weights.stored_model import build_model, open_model
 
 
 def open_vlm(path: Path, device: torch.device | str = "cpu") -> tuple[GPT, Sight]:
-    """The language model and its eyes in a checkpoint, in evaluation mode; neither backbone's own place is needed.
+    """The language model and its eyes in a checkpoint, in evaluation mode. Neither backbone's folder is needed.
 
     Raises:
         ValueError: when the checkpoint is of a model without eyes.

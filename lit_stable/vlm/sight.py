@@ -33,7 +33,7 @@ class Sight(nn.Module):
         language: The language model's configuration.
         gated: Of the new blocks.
         vision: Of the vision backbone.
-        settings: Of a backbone of `transformers` whose weights a checkpoint has.
+        settings: Of a backbone of `transformers`, when a checkpoint holds its weights; see `TransformersVision`.
 
     Attributes:
         blocks: The new blocks, by the number of the layer that each stands in front of.

@@ -83,7 +83,7 @@ class TransformersVision(nn.Module):
     Args:
         folder: What `transformers` has saved.
         channels: Of the images.
-        settings: ``built_by`` of a checkpoint that has the weights, so that nothing is read from the folder.
+        settings: What ``built_by`` returned, out of a checkpoint that holds the weights; the folder is then not read.
 
     Raises:
         ValueError: when `transformers` is not there, or the folder holds no such model, or one of other channels.
@@ -91,7 +91,7 @@ class TransformersVision(nn.Module):
 
     def __init__(self, folder: Path, channels: int, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self.model = read_model(folder) if settings is None else model_of(settings)
+        self.model = read_model(folder) if settings is None else model_with(settings)
         config = self.model.config
         if not hasattr(config, "image_size") or not hasattr(config, "hidden_size"):
             raise ValueError(
@@ -121,8 +121,8 @@ class TransformersVision(nn.Module):
 
 
 def read_model(folder: Path) -> Any:
-    """What lies in a folder that `transformers` has written, in fp32."""
-    if not folder.is_dir():  # it would be taken for a name to look up elsewhere
+    """The model in a folder that `transformers` has written, in fp32."""
+    if not folder.is_dir():  # `from_pretrained` would take it for the name of a model on a hub
         raise ValueError(f"model.vision.hf={folder}: is no folder; give the one that transformers has written.")
     load: Any = _transformers(f"model.vision.hf={folder}").AutoModel.from_pretrained
     try:
@@ -131,8 +131,8 @@ def read_model(folder: Path) -> Any:
         raise ValueError(f"model.vision.hf={folder}: cannot be read ({str(error).splitlines()[0]}).") from error
 
 
-def model_of(settings: Mapping[str, Any]) -> Any:
-    """A model of these settings, in fp32, whose weights mean nothing yet."""
+def model_with(settings: Mapping[str, Any]) -> Any:
+    """A model with these settings, in fp32, whose weights are still to be loaded."""
     transformers = _transformers("the checkpoint's vision backbone")
     config = transformers.AutoConfig.for_model(**settings)
     return transformers.AutoModel.from_config(config).float()
@@ -149,7 +149,7 @@ def _transformers(what: str) -> Any:
 def build_vision(
     options: VisionOptions, settings: Mapping[str, Any] | None = None
 ) -> VisionTransformer | TransformersVision:
-    """The backbone that the options ask for; of a ViT, and with ``settings``, the weights mean nothing yet."""
+    """The backbone that the options ask for. Weights of a ViT, and with ``settings``, are still to be loaded."""
     if options.hf is None:
         return VisionTransformer(options)
     return TransformersVision(Path(options.hf), options.channels, settings)

@@ -43,7 +43,7 @@ class BackgroundSave:
             self._failed = error
 
     def then(self, act: Callable[[], None]) -> None:
-        """Act when the one that is being written is on disk: at once if there is none, never if it fails."""
+        """Call ``act`` when the checkpoint that is being written is on disk; at once if none is, never if it fails."""
         if self._thread is None:
             act()
         else:
@@ -118,6 +118,6 @@ def _copied(tree: Any, storages: dict[tuple[torch.device, int], torch.UntypedSto
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a storage, and a view into it, are all that a tensor is: not so of a sparse or a lazily negated one."""
+    """Whether a tensor is but a view into a storage; not so a sparse, quantized or lazily conjugated or negated one."""
     odd = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested
     return tensor.layout is torch.strided and not tensor.is_meta and not odd

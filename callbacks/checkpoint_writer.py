@@ -66,7 +66,7 @@ class CheckpointWriter:
         return save_checkpoint
 
     def around_removal(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """A strategy's ``remove_checkpoint``: what a new one is to stand in for stays until that is on disk."""
+        """A strategy's ``remove_checkpoint`` that waits, without blocking, until the save under way is on disk."""
 
         def remove_checkpoint(filepath: Any) -> None:
             self.background.then(lambda: remove(filepath))

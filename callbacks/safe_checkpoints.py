@@ -40,8 +40,8 @@ class SafeCheckpoints(StabilityCallback):
     """Make every save atomic and checked, and every load complete or refused, under any strategy.
 
     Saving: the checkpoint is written as ``NAME.partial``, synced to disk and renamed; a kill at any moment, or a full
-    disk, leaves the previous one whole: what the strategy is asked to remove meanwhile, as by ``ModelCheckpoint``, goes
-    when the new one is there. Sharded folders get a list of checksums, computed by all ranks together. The
+    disk, leaves the previous one whole: a checkpoint that ``ModelCheckpoint`` or another callback removes meanwhile
+    is deleted when the new one is on disk. Sharded folders get a list of checksums, computed by all ranks together. The
     names of the parameters in each of the optimizer's groups are saved too.
 
     Loading: the checksums are compared first; a damaged file is named together with the newest usable checkpoint

@@ -75,7 +75,8 @@ def refuse_an_empty_epoch(trainer: Trainer, ranks: HostAgreement) -> None:
     the end of each epoch, also on one process. Ranks that have data are then at their first batch, in
     :func:`end_with_the_first_that_runs_dry`, and raise there: both calls take part in one sum of the same two numbers.
     """
-    if _is_unsized(trainer) and not ready_batches(trainer) and has_run_dry(trainer):
+    asks = _is_unsized(trainer) or trainer.world_size == 1  # under `limit_train_batches` other ranks would not answer
+    if asks and not ready_batches(trainer) and has_run_dry(trainer):
         _refuse_empty(trainer, ranks.begin_sums([0, 1])()[1])
 
 

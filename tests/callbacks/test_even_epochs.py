@@ -54,10 +54,12 @@ class ReadOnce(IterableDataset[torch.Tensor]):
             yield self.batches.pop()
 
 
-@pytest.mark.parametrize(("batches", "epoch"), [(0, 0), (4, 1)])
-def test_a_stream_that_is_read_once_ends_a_run_of_steps_with_a_sentence(batches: int, epoch: int) -> None:
+@pytest.mark.parametrize(("batches", "epoch", "limit"), [(0, 0, None), (4, 1, None), (4, 2, 2)])
+def test_a_stream_that_is_read_once_ends_a_run_of_steps_with_a_sentence(
+    batches: int, epoch: int, limit: int | None
+) -> None:
     """Lightning goes through one empty epoch after the other, for ever."""
-    trainer = quiet_trainer(AccumulationWindows(2, 1), max_steps=5)
+    trainer = quiet_trainer(AccumulationWindows(2, 1), max_steps=5, limit_train_batches=limit)
     with pytest.raises(MisconfigurationException, match=f"^training loader: no batch in epoch {epoch}; let its"):
         trainer.fit(TinyModule(), DataLoader(ReadOnce(batches), batch_size=None))
     assert trainer.global_step == batches // 2

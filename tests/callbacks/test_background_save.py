@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import threading
 import time
 from collections import OrderedDict
@@ -265,3 +266,25 @@ def test_an_io_that_had_a_function_of_its_own_has_it_again() -> None:
     held[0]()
     assert called == ["own"]
     assert disk.save_checkpoint is own
+
+
+def test_a_second_interrupt_while_a_write_is_waited_for_does_not_lose_it() -> None:
+    """Python 3.11 takes a thread whose `join` was interrupted for ended: old files went before the new was there."""
+    background, may_write, done = BackgroundSave(), threading.Event(), []
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        background.begin(lambda: done.append(may_write.wait(60)))
+        background.then(lambda: done.append("removed"))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            background.finish()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert background.is_under_way
+    may_write.set()
+    background.finish()
+    assert done == [True, "removed"]

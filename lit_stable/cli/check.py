@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from lit_stable.cli.check_batches import batches
 from lit_stable.cli.check_checkpoints import cadences, retention
 from lit_stable.cli.check_data import reading
 from lit_stable.cli.published import NOTHING_PUBLISHED, Published
-from lit_stable.cli.trace import Row
+from lit_stable.cli.trace import Trace
 from lit_stable.cli.turning_points import turning_points
 from lit_stable.data.batch_sizes import batch_size_problems
 from lit_stable.data.datamodule import TokenDataModule
@@ -42,7 +42,7 @@ def check(
     devices: int,
     mesh: MeshOptions = ONE_COPY,
     published: Published = NOTHING_PUBLISHED,
-    rows: Sequence[Row] = (),
+    trace: Trace | None = None,
     checkpoints: Checkpoints | None = None,
     validate_every: Every = 500,
 ) -> str:
@@ -56,7 +56,7 @@ def check(
         devices: How many devices to plan for.
         mesh: How they are laid out.
         published: What is published of the model.
-        rows: The trace of the run; none where it has no end.
+        trace: Of the run; None where it has no end.
         checkpoints: When to save, and what is kept.
         validate_every: How often to validate.
 
@@ -79,12 +79,12 @@ def check(
         _memory_line(_memory_parts(module, outline, plans, data, trainer, devices, mesh)),
         "\n".join(
             [
-                cadences(validate_every, checkpoints, rows),
+                cadences(validate_every, checkpoints, trace),
                 _checkpoints(module, outline, features, checkpoints, trainer, plans),
             ]
         ),
         _schedule(module),
-        *([turning_points(rows)] if rows else []),
+        *([turning_points(trace)] if trace else []),
         "features: " + ("; ".join(describe(f, defaults=True) for f in features.values()) or "none"),
     ]
     return "\n\n".join(sections)

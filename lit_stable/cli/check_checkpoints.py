@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from collections.abc import Collection
 from typing import Any
+
+import numpy as np
 
 from lit_stable.callbacks import Recovery
 from lit_stable.callbacks.cadence import Cadence, Every, parse_cadence
-from lit_stable.callbacks.progress import Mark
-from lit_stable.cli.trace import Row
+from lit_stable.cli.trace import Trace
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import human_bytes
 from lit_stable.run.milestones import milestones
 
 
-def cadences(validate_every: Every, checkpoints: Checkpoints, rows: Sequence[Row]) -> str:
+def cadences(validate_every: Every, checkpoints: Checkpoints, trace: Trace | None) -> str:
     """A line: how often the run validates and saves, and where its end is known how many times that will be.
 
     Args:
         validate_every: As in the recipe.
         checkpoints: When to save.
-        rows: The trace of the run; none where it has no end.
+        trace: Of the run; None where it has no end.
     """
-    marks = [Mark(0, 0, 0), *(Mark(row.iteration, row.samples, row.tokens) for row in rows)]
     times = [
-        f"{what} every {every}{_times(every, marks)}"
+        f"{what} every {every}{_times(every, trace) if trace else ''}"
         for what, every in (("validation", parse_cadence(validate_every)), ("a checkpoint", checkpoints.every))
     ]
     return ", ".join(times)
 
 
-def _times(every: Cadence, marks: Sequence[Mark]) -> str:
-    if len(marks) == 1:
-        return ""
-    times = sum(every.is_due(before, after) for before, after in pairwise(marks))
+def _times(every: Cadence, trace: Trace) -> str:
+    """How many windows come to, or over, a multiple: `Cadence.is_due` of all of them."""
+    counted = {"steps": trace.iteration, "samples": trace.samples, "tokens": trace.tokens}[every.unit]
+    times = np.count_nonzero(np.diff(counted // every.number, prepend=0))
     return f" ({times:,} times)"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentError
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from lit_stable.cli.places import located
 from lit_stable.cli.recipe_arguments import TRAINER_DEFAULTS, add_recipe_arguments
 from lit_stable.cli.spine import spine
 from lit_stable.cli.systems import system_asked_for
-from lit_stable.cli.trace import Row, trace, write_trace
+from lit_stable.cli.trace import Trace, trace, write_trace
 from lit_stable.run.console import say
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
@@ -226,25 +226,25 @@ class LitStableCLI(LightningCLI):
     def _page(self, devices: int) -> str:
         """What `check` prints; with `--trace` the file is written too."""
         path, steps = self._get(self.config, "trace"), self.trainer_options["max_steps"]
-        rows = list(self._rows()) if path is not None or steps <= _AT_A_GLANCE else []
+        traced = self._trace() if path is not None or steps <= _AT_A_GLANCE else None
         page = check(
             *(self.model, self.datamodule, self.trainer_options, self.features, devices, self.mesh),
             published=self._get(self.config_init, "published"),
-            rows=rows,
+            trace=traced,
             checkpoints=self._get(self.config_init, "checkpoints"),
             validate_every=self._get(self.config, "validate_every"),
         )
         if path is None:
             return page
-        if not rows:
+        if not traced:
             raise UserError(f"trainer.max_steps={steps}: a trace needs the end of the run; set it.")
         try:
-            write_trace(path, rows)
+            write_trace(path, traced)
         except OSError as error:
             raise UserError(f"trace={path}: cannot be written: {error.strerror}.") from error
         return f"{page}\n\ntrace: {steps:,} iterations in {path}"
 
-    def _rows(self) -> Iterator[Row]:
+    def _trace(self) -> Trace:
         data, module = self.datamodule, self.model
         return trace(
             module.schedule,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lit_stable.callbacks import (
     SequenceLengthWarmup,
 )
 from lit_stable.callbacks.learning_rate import EffectiveLR
-from lit_stable.cli.trace import Row, trace
+from lit_stable.cli.trace import Row, Trace, trace
 from lit_stable.optim.schedule import LRSchedule
 
 PEAK = 6e-5
@@ -28,8 +29,8 @@ SCHEDULE = LRSchedule(peak=PEAK, floor=6e-6, warmup=216_320, horizon=126_953_125
 RAMP_OF_104B, RAMP_OF_BLOOM = "16 16 6_000_000", "192 16 9_765_625"
 
 
-def rows(steps: int, *features: Callback, schedule: LRSchedule = SCHEDULE, **options: Any) -> list[Row]:
-    return list(trace(schedule, 0.1, 2048, 2048, features, steps, **options))
+def rows(steps: int, *features: Callback, schedule: LRSchedule = SCHEDULE, **options: Any) -> Trace:
+    return trace(schedule, 0.1, 2048, 2048, features, steps, **options)
 
 
 def ramp(text: str) -> BatchSizeWarmup:
@@ -40,7 +41,7 @@ def ramp(text: str) -> BatchSizeWarmup:
 
 
 @pytest.fixture(scope="module")
-def of_104b() -> list[Row]:
+def of_104b() -> Trace:
     return rows(17_060, ramp(RAMP_OF_104B))
 
 
@@ -67,6 +68,15 @@ def test_g1_the_ramp_of_bloom():
     found = rows(12_695, ramp(RAMP_OF_BLOOM))
     assert (found[12_657].samples, found[12_657].batch, found[12_658].batch) == (9_765_808, 2032, 2048)
     assert found[12_694].samples == 9_841_584
+
+
+@pytest.mark.parametrize("text", [RAMP_OF_BLOOM, "3 for 10 samples then 2 for 1 samples then 7 for 3 steps then 2048"])
+def test_every_batch_is_the_one_that_the_ramp_takes_where_the_run_stands(text):
+    warmup = ramp(text)
+    found = rows(12_700, warmup)
+    before = [0, *found.samples.tolist()]
+    assert found.batch.tolist() == [warmup.batch(consumed) for consumed in before[:-1]]
+    assert found.batch.tolist() == [after - start for start, after in pairwise(before)]
 
 
 def test_g2_the_rate_at_the_override_of_bnb_6(of_104b):

@@ -11,7 +11,7 @@ from lit_stable.optim.schedule import LRSchedule, format_lr
 
 
 def table(*features, schedule, steps=1000):
-    rows = list(trace(schedule, 0.1, 8, 64, features, steps))
+    rows = trace(schedule, 0.1, 8, 64, features, steps)
     head, columns, *lines = turning_points(rows).splitlines()
     assert (head, columns.split()) == ("turning points:", ["iteration", "samples", "tokens"])
     found = [line.split(maxsplit=3) for line in lines]
@@ -50,7 +50,7 @@ def test_a_run_in_which_nothing_changes_has_a_beginning_and_an_end():
 
 def test_of_very_many_the_first_and_the_last_are_shown():
     stages = [{"from": n, "max_norm": float(n)} for n in range(1, 60)]
-    rows = list(trace(LRSchedule(peak=1.0, shape="constant"), 0.1, 8, 64, [GradClip(9.0, schedule=stages)], 100))
+    rows = trace(LRSchedule(peak=1.0, shape="constant"), 0.1, 8, 64, [GradClip(9.0, schedule=stages)], 100)
     lines = turning_points(rows).splitlines()
     assert len(lines) == 2 + 24 + 1
     assert "end, learning rate 1" in lines[-2]

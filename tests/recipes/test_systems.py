@@ -12,7 +12,7 @@ from row_values import ROW_VALUES
 from tiny_recipe import command
 
 from lit_stable.cli.construction import construction_problems
-from lit_stable.cli.trace import Row, trace
+from lit_stable.cli.trace import Trace, trace
 from lit_stable.model.formulas import parameter_count
 
 FRAGMENTS = ("hf_vlm/language_shape", "hf_vlm/pairs")
@@ -21,7 +21,7 @@ WHOLE = [name for name in ROW_VALUES if name not in (*LAID_OVER, *FRAGMENTS)]
 
 
 @cache
-def rows(name: str, steps: int) -> list[Row]:
+def rows(name: str, steps: int) -> Trace:
     """The first iterations of a recipe."""
     parts = built(name)
     features = [feature for feature in vars(parts.stability).values() if feature]
@@ -30,7 +30,7 @@ def rows(name: str, steps: int) -> list[Row]:
             feature.adopt(parts.data)
     model, data = parts.model, parts.data
     decay = model.optimizer_options.weight_decay
-    return list(trace(model.schedule, decay, data.global_batch, data.sequence_length, features, steps))
+    return trace(model.schedule, decay, data.global_batch, data.sequence_length, features, steps)
 
 
 def config(name: str) -> Any:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, refuse_manual_optimization
+from .base import (
+    MisconfigurationException,
+    StabilityCallback,
+    is_logging_step,
+    log_number,
+    refuse_all,
+    refuse_manual_optimization,
+)
 from .device_step import local_gradients
 from .even_epochs import (
     end_with_the_first_that_runs_dry,
@@ -96,9 +103,11 @@ class AccumulationWindows(StabilityCallback):
     strict: ClassVar[bool] = False
 
     def __init__(self, global_batch: int, micro_batch: int, average_over: AverageOver = "micro_batches") -> None:
-        for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
-            if value < 1:
-                raise MisconfigurationException(f"`AccumulationWindows({name}={value})`: must be at least 1.")
+        refuse_all(
+            f"`AccumulationWindows({name}={value})`: must be at least 1."
+            for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch))
+            if value < 1
+        )
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self.average_over: AverageOver = average_over

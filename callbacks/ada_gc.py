@@ -9,10 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException
+from .argument_types import judges_arguments
+from .base import MisconfigurationException, refuse_all
 from .part_statistics import PartStatistics
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass(frozen=True)
 class AdaGC:
     """Options of the relative threshold (Wang et al. 2025, arXiv:2502.11034, algorithm 1, whose defaults these are).
@@ -40,8 +42,7 @@ class AdaGC:
             problems.append(f"`AdaGC(warmup_steps={self.warmup_steps})`: must be at least 1.")
         if not 0 < self.warmup_max_norm < math.inf:
             problems.append(f"`AdaGC(warmup_max_norm={self.warmup_max_norm})`: must be a finite number > 0.")
-        if problems:
-            raise MisconfigurationException("\n".join(problems))
+        refuse_all(problems)
 
 
 class RunningNorms(PartStatistics):

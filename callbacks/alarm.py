@@ -15,7 +15,7 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .base import MisconfigurationException, StabilityCallback, rank_zero_warn
+from .base import MisconfigurationException, StabilityCallback, rank_zero_warn, refuse_all
 from .events import Event, Events, plain
 
 if TYPE_CHECKING:
@@ -60,17 +60,20 @@ class Alarm(StabilityCallback):
     def __init__(
         self, command: str | None = None, webhook: str | None = None, kinds: str = "*", every_seconds: float = 60.0
     ) -> None:
+        command = None if command is None else os.fspath(command)
+        problems = []
         if (command is None) == (webhook is None):
-            raise MisconfigurationException(
+            problems.append(
                 f"`Alarm(command={command!r}, webhook={webhook!r})`: takes one of the two; give a program to run or a"
                 " URL to post to."
             )
         if command is not None and not shlex.split(command):
-            raise MisconfigurationException(f"`Alarm(command={command!r})`: is empty; give a program to run.")
+            problems.append(f"`Alarm(command={command!r})`: is empty; give a program to run.")
         if webhook is not None and not webhook.startswith(("https://", "http://", "${")):
-            raise MisconfigurationException(f"`Alarm(webhook={webhook!r})`: must begin with https:// or http://.")
+            problems.append(f"`Alarm(webhook={webhook!r})`: must begin with https:// or http://.")
         if not every_seconds >= 0:
-            raise MisconfigurationException(f"`Alarm(every_seconds={every_seconds})`: must be 0 or more.")
+            problems.append(f"`Alarm(every_seconds={every_seconds})`: must be 0 or more.")
+        refuse_all(problems)
         self.command, self.webhook, self.kinds, self.every_seconds = command, webhook, kinds, every_seconds
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -19,8 +19,8 @@ except ImportError:  # a project that has the stand-alone packages only
     from lightning_fabric.utilities.exceptions import MisconfigurationException  # type: ignore[assignment]
     from pytorch_lightning.callbacks import Callback  # type: ignore[assignment]
 
+from .argument_types import judges_arguments
 from .private_names import batches_that_stepped
-from .word_arguments import word_problems
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -41,6 +41,7 @@ __all__ = [
     "rank_zero_info",
     "rank_zero_only",
     "rank_zero_warn",
+    "refuse_all",
     "refuse_manual_optimization",
     "was_logging_step",
 ]
@@ -55,7 +56,7 @@ class StabilityCallback(Callback):
     before the norm is taken, the norm must exist before it is judged, and so on. ``setup`` re-sorts ours within the
     places they hold, so that foreign callbacks stay where the user put them. One callback given twice is refused.
 
-    An argument annotated with words, as ``Literal["act", "log"]``, takes no others. A subclass that overrides ``setup``
+    An argument that is not what its annotation says is refused with a sentence. A subclass that overrides ``setup``
     calls ``super().setup(...)`` first. ``teardown`` undoes what was touched, after an exception too, and may be called
     twice.
     """
@@ -68,7 +69,7 @@ class StabilityCallback(Callback):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            cls.__init__ = _refusing_other_words(cls.__init__)  # type: ignore[method-assign]
+            judges_arguments(MisconfigurationException)(cls)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Lightning calls no teardown after an exception, and what was touched must not outlive the fit.
@@ -98,14 +99,10 @@ class StabilityCallback(Callback):
         arrange(trainer)
 
 
-def _refusing_other_words(init: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(init)  # so that its signature stays in sight
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        if problems := word_problems(init, type(self).__name__, args, kwargs):
-            raise MisconfigurationException("\n".join(problems))
-        init(self, *args, **kwargs)
-
-    return checked
+def refuse_all(problems: Iterable[str]) -> None:
+    """Raise with every problem on a line of its own, where there is any."""
+    if lines := list(problems):
+        raise MisconfigurationException("\n".join(lines))
 
 
 def refuse_manual_optimization(module: LightningModule, why: str) -> None:

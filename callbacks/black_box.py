@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, rank_zero_warn
+from .base import MisconfigurationException, StabilityCallback, rank_zero_warn, refuse_all
 from .black_box_row import DeviceRing, HostRow, as_record, texts
 from .events import Event, Events, plain
 from .grad_norm import GradNorm
@@ -70,11 +70,15 @@ class BlackBox(StabilityCallback):
     order: ClassVar[int] = 56  # after what decides and what tells of it
 
     def __init__(self, steps: int = 64, text_steps: int = 8, kinds: str = "*", keep: int = 20) -> None:
-        for name, value in (("steps", steps), ("keep", keep)):
-            if value < 1:
-                raise MisconfigurationException(f"`BlackBox({name}={value})`: must be at least 1.")
-        if text_steps < 0:
-            raise MisconfigurationException(f"`BlackBox(text_steps={text_steps})`: must be 0 or more.")
+        refuse_all(
+            f"`BlackBox({name}={value})`: must be {rule}."
+            for name, value, least, rule in (
+                ("steps", steps, 1, "at least 1"),
+                ("text_steps", text_steps, 0, "0 or more"),
+                ("keep", keep, 1, "at least 1"),
+            )
+            if value < least
+        )
         self.steps, self.text_steps, self.kinds, self.keep = steps, text_steps, kinds, keep
         self._ring = DeviceRing(steps)
         self._rows: deque[HostRow] = deque(maxlen=steps)

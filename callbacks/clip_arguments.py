@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from .ada_gc import AdaGC
 from .base import MisconfigurationException, refuse_manual_optimization
@@ -14,22 +12,6 @@ from .z_clip import ZClip
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-
-_Options = TypeVar("_Options", ZClip, AdaGC)
-
-
-def as_options(name: str, given: Any, cls: type[_Options]) -> _Options | None:
-    """An option group of ``GradClip`` given as its dataclass, as a mapping (as in YAML), or as None; else a refusal."""
-    if given is None or isinstance(given, cls):
-        return given
-    names = [field.name for field in fields(cls)]
-    if isinstance(given, Mapping) and set(given) <= set(names):
-        return cls(**given)
-    raise MisconfigurationException(
-        f"`GradClip({name}={given!r})`: must be `{cls.__name__}({', '.join(names)})`, a mapping with some of these"
-        " keys, or None."
-    )
 
 
 def refuse_broken(max_norm: float | None, scope: Any, adaptive: ZClip | None, ada_gc: AdaGC | None) -> None:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .base import MisconfigurationException
+from .base import refuse_all
 from .events import Event
 
 
@@ -55,8 +55,10 @@ def _restored(own: Any, saved: Any) -> Any:
     return _plain(saved)
 
 
-def require(detector: Detector, name: str, holds: bool, rule: str) -> None:
-    """Refuse an option that does not hold to its rule."""
-    if not holds:
-        option = f"`{type(detector).__name__}({name}={getattr(detector, name)!r})`"
-        raise MisconfigurationException(f"{option}: must be {rule}.")
+def require(detector: Detector, **rules: tuple[bool, str]) -> None:
+    """Refuse the options that do not hold to their rules; by name: whether it holds, and the rule."""
+    refuse_all(
+        f"`{type(detector).__name__}({name}={getattr(detector, name)!r})`: must be {rule}."
+        for name, (holds, rule) in rules.items()
+        if not holds
+    )

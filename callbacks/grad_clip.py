@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .ada_gc import AdaGC, RunningNorms
 from .base import StabilityCallback, is_logging_step
-from .clip_arguments import as_options, refuse_broken, refuse_flat_parameters, refuse_other_clipping
+from .clip_arguments import refuse_broken, refuse_flat_parameters, refuse_other_clipping
 from .clip_parts import ClipParts, Scope
 from .clip_schedule import ClipStage, check_stages, norm_at
 from .device_step import clear_all, divide_gradients, hook_steps, skip_step
@@ -107,7 +107,6 @@ class GradClip(StabilityCallback):
         ada_gc: AdaGC | None = None,
         action: Literal["act", "log"] = "act",
     ) -> None:
-        adaptive, ada_gc = as_options("adaptive", adaptive, ZClip), as_options("ada_gc", ada_gc, AdaGC)
         if scope is None:
             scope = "global" if ada_gc is None else "tensor"
         refuse_broken(max_norm, scope, adaptive, ada_gc)

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .argument_types import judges_arguments
+from .base import MisconfigurationException
 from .detector import Detector, require
 from .events import Event
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass
 class LossScaleCollapse(Detector):
     """The loss scale was halved ``halvings`` times in ``window`` steps or fell below ``floor``, or steps overflow on.
@@ -38,10 +41,13 @@ class LossScaleCollapse(Detector):
     """Name of the scalar. ``overflow`` is read too: 1 for a step that overflowed, 0 for one that did not."""
 
     def __post_init__(self) -> None:
-        require(self, "halvings", self.halvings >= 2, "at least 2")
-        require(self, "window", self.window >= self.halvings, "at least halvings")
-        require(self, "floor", self.floor >= 0, "0 or more")
-        require(self, "overflows", self.overflows >= 2, "at least 2")
+        require(
+            self,
+            halvings=(self.halvings >= 2, "at least 2"),
+            window=(self.window >= self.halvings, "at least halvings"),
+            floor=(self.floor >= 0, "0 or more"),
+            overflows=(self.overflows >= 2, "at least 2"),
+        )
         self._last = 0.0  # none yet
         self._halved: list[int] = []  # steps at which the scale was halved, once for each factor of 2
         self._told = self._under_floor = False

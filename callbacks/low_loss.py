@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from .argument_types import judges_arguments
+from .base import MisconfigurationException
 from .detector import Detector, require
 from .events import Event
 from .excursion import Excursion
 from .rolling_median import RollingMedian
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass
 class LowLoss(Detector):
     """The loss of a batch falls far below those before it, or the running median below ``floor``.
@@ -45,11 +48,14 @@ class LowLoss(Detector):
     """Low steps in a row after which the level is the new one, >= 1."""
 
     def __post_init__(self) -> None:
-        require(self, "z_score", self.z_score > 0, "above 0")
-        require(self, "drop", 0 < self.drop < 1, "within (0, 1)")
-        require(self, "window", self.window >= 8, "at least 8")
-        require(self, "warmup", 2 <= self.warmup <= self.window, "from 2 to window")
-        require(self, "adapt", self.adapt >= 1, "at least 1")
+        require(
+            self,
+            z_score=(self.z_score > 0, "above 0"),
+            drop=(0 < self.drop < 1, "within (0, 1)"),
+            window=(self.window >= 8, "at least 8"),
+            warmup=(2 <= self.warmup <= self.window, "from 2 to window"),
+            adapt=(self.adapt >= 1, "at least 1"),
+        )
         self._band = RollingMedian(self.window)
         self._excursion = Excursion(self.adapt)
         self._under_floor = False

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, log_number, rank_zero_warn, was_logging_step
+from .base import StabilityCallback, log_number, rank_zero_warn, refuse_all, was_logging_step
 from .event_ring import LAG
 from .events import Event, Events
 from .learning_rate import EffectiveLR
@@ -59,12 +59,12 @@ class LRBackoff(StabilityCallback):
         floor: float = 0.1,
         action: Literal["act", "log"] = "act",
     ) -> None:
-        if not 0 < factor < 1:
-            raise MisconfigurationException(f"`LRBackoff(factor={factor})`: must lie between 0 and 1.")
-        if cooldown < 0:
-            raise MisconfigurationException(f"`LRBackoff(cooldown={cooldown})`: must be 0 or more.")
-        if not 0 <= floor < 1:
-            raise MisconfigurationException(f"`LRBackoff(floor={floor})`: must be at least 0 and below 1.")
+        rules = [
+            ("factor", factor, 0 < factor < 1, "must lie between 0 and 1"),
+            ("cooldown", cooldown, cooldown >= 0, "must be 0 or more"),
+            ("floor", floor, 0 <= floor < 1, "must be at least 0 and below 1"),
+        ]
+        refuse_all(f"`LRBackoff({name}={value})`: {rule}." for name, value, holds, rule in rules if not holds)
         self.kinds, self.signals, self.factor = kinds, signals, factor
         self.cooldown, self.floor, self.action = cooldown, floor, action
         self.rate_factor = 1.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch.optim import Optimizer
 
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, rank_zero_warn
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, rank_zero_warn, refuse_all
 from .events import Event, Events, emit
 from .learning_rate import EffectiveLR
 from .optimizer_state import ZERO_AT_START, zero_state
@@ -66,9 +66,11 @@ class OptimizerReset(StabilityCallback):
         hold_steps: int = 100,
         action: Literal["act", "log"] = "act",
     ) -> None:
-        for name, value in (("start", start), ("hold_steps", hold_steps)):
-            if value is not None and value < 0:
-                raise MisconfigurationException(f"`OptimizerReset({name}={value})`: must be 0 or more.")
+        refuse_all(
+            f"`OptimizerReset({name}={value})`: must be 0 or more."
+            for name, value in (("start", start), ("hold_steps", hold_steps))
+            if value is not None and value < 0
+        )
         self.start, self.unit, self.hold_steps, self.action = start, unit, hold_steps, action
         self.done: Mark | None = None
         self._nothing_to_do = False

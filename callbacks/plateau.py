@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .argument_types import judges_arguments
+from .base import MisconfigurationException
 from .detector import Detector, require
 from .events import Event
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass
 class Plateau(Detector):
     """No evaluation was better than the best by ``min_improvement`` for ``patience`` steps.
@@ -37,8 +40,11 @@ class Plateau(Detector):
     """Name of the training loss."""
 
     def __post_init__(self) -> None:
-        require(self, "patience", self.patience >= 1, "at least 1")
-        require(self, "min_improvement", self.min_improvement >= 0, "0 or more")
+        require(
+            self,
+            patience=(self.patience >= 1, "at least 1"),
+            min_improvement=(self.min_improvement >= 0, "0 or more"),
+        )
         self._best, self._best_step, self._best_gap = math.inf, 0, math.inf
         self._sum, self._count = 0.0, 0  # training losses since the last evaluation
         self._told = False

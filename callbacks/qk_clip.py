@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .attention_watch import AttentionWatch
-from .base import MisconfigurationException, StabilityCallback, is_logging_step
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_all
 from .forward_replay import ForwardReplay
 from .module_patterns import unwrapped
 from .qk_scaling import ScalesQueriesKeys, head_factors, normalises, rows_to_scale, scale_rows, split_factors
@@ -63,10 +63,12 @@ class QKClip(StabilityCallback):
     order: ClassVar[int] = 50  # after the pass that it watches
 
     def __init__(self, threshold: float = 100.0, every_steps: int = 1, action: Literal["act", "log"] = "act") -> None:
+        problems = []
         if not (threshold > 0 and math.isfinite(threshold)):
-            raise MisconfigurationException(f"`QKClip(threshold={threshold})`: must be a finite number above 0.")
+            problems.append(f"`QKClip(threshold={threshold})`: must be a finite number above 0.")
         if every_steps < 1:
-            raise MisconfigurationException(f"`QKClip(every_steps={every_steps})`: must be at least 1.")
+            problems.append(f"`QKClip(every_steps={every_steps})`: must be at least 1.")
+        refuse_all(problems)
         self.threshold, self.every_steps, self.action = threshold, every_steps, action
         self._watch = AttentionWatch()
         self._modules: dict[str, nn.Module] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException
+from .base import refuse_all
 from .events import Event, Events, emit
 from .loss_return import LossReturn
 from .monitor import Monitor
@@ -55,10 +55,12 @@ class RecoveryTime(Monitor):
 
     def __init__(self, every_steps: int | None = None, rise: float = 0.2, patience: int = 2000) -> None:
         super().__init__(every_steps)
+        problems = []
         if not rise > 0:
-            raise MisconfigurationException(f"`RecoveryTime(rise={rise})`: must be above 0.")
+            problems.append(f"`RecoveryTime(rise={rise})`: must be above 0.")
         if patience < 5:
-            raise MisconfigurationException(f"`RecoveryTime(patience={patience})`: must be at least 5.")
+            problems.append(f"`RecoveryTime(patience={patience})`: must be at least 5.")
+        refuse_all(problems)
         self.rise, self.patience = rise, patience
         self._recovery = LossReturn(100, rise, patience)
         self._window = WindowLoss()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import Sampler
 
-from .base import MisconfigurationException
+from .base import refuse_all
 from .positions import stream_position
 from .progress import Progress
 from .seeds import mix
@@ -46,9 +46,11 @@ class ResumingBatches(Sampler[list[int]]):
     leaves_out_dropped = True
 
     def __init__(self, trainer: Trainer, size: int, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
-        for name, value in (("size", size), ("batch_size", batch_size)):
-            if value < 1:
-                raise MisconfigurationException(f"`ResumingBatches({name}={value})`: must be at least 1.")
+        refuse_all(
+            f"`ResumingBatches({name}={value})`: must be at least 1."
+            for name, value in (("size", size), ("batch_size", batch_size))
+            if value < 1
+        )
         self.trainer, self.size, self.batch_size = trainer, size, batch_size
         self.seed, self.shuffle = seed, shuffle
         self._epochs: dict[int, list[int]] = {}

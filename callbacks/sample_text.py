@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import MisconfigurationException
+from .base import MisconfigurationException, refuse_all
 from .events import Events
 from .extra_forward import extra_forward, through_root
 from .generation import check_sampling, continue_tokens
@@ -76,14 +76,16 @@ class SampleText(Monitor):
         seed: int = 0,
     ) -> None:
         super().__init__(every_steps)
+        problems = []
         if prompts is not None and prompt_ids is not None:
-            raise MisconfigurationException("`SampleText`: prompts and prompt_ids are both given; keep one.")
+            problems.append("`SampleText`: prompts and prompt_ids are both given; keep one.")
         try:
             check_sampling(prompt_ids if prompt_ids is not None else [[0]], new_tokens, temperature, top_k)
         except ValueError as error:
-            raise MisconfigurationException(f"`SampleText`: {error}") from error
-        if new_tokens < 2:
-            raise MisconfigurationException(f"`SampleText(new_tokens={new_tokens})`: must be at least 2.")
+            problems += [f"`SampleText`: {line}" for line in str(error).splitlines()]
+        if 0 <= new_tokens < 2:
+            problems.append(f"`SampleText(new_tokens={new_tokens})`: must be at least 2.")
+        refuse_all(problems)
         self.prompts, self.prompt_ids = prompts, prompt_ids
         self.new_tokens, self.temperature, self.top_k, self.seed = new_tokens, temperature, top_k, seed
         self._ids: list[list[int]] = []

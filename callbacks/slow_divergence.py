@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .argument_types import judges_arguments
+from .base import MisconfigurationException
 from .detector import Detector, require
 from .events import Event
 from .rolling_median import RollingMedian
 from .spike_alarm import SpikeAlarm
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass
 class SlowDivergence(Detector):
     """The median loss is above the best median so far, and has not fallen, for ``patience`` steps in a row.
@@ -41,9 +44,12 @@ class SlowDivergence(Detector):
     """Steps above and not falling, in a row, >= window: a spike's own rise fills one window."""
 
     def __post_init__(self) -> None:
-        require(self, "window", self.window >= 10, "at least 10")
-        require(self, "rise", self.rise > 0, "above 0")
-        require(self, "patience", self.patience >= self.window, "at least window")
+        require(
+            self,
+            window=(self.window >= 10, "at least 10"),
+            rise=(self.rise > 0, "above 0"),
+            patience=(self.patience >= self.window, "at least window"),
+        )
         self._spikes = SpikeAlarm(signals=[self.signal])
         self._forget()
 

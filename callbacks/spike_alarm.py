@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from .argument_types import judges_arguments
+from .base import MisconfigurationException
 from .detector import Detector, require
 from .events import Event
 from .excursion import Excursion
@@ -15,6 +17,7 @@ from .rolling_median import RollingMedian
 _FAR = 4.0  # times the band's width, at which one value is enough
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass
 class SpikeAlarm(Detector):
     """Loss or gradient norm leaves the band of the values accepted before it.
@@ -48,11 +51,14 @@ class SpikeAlarm(Detector):
     """Steps outside in a row after which the new level is the normal one, >= 1."""
 
     def __post_init__(self) -> None:
-        require(self, "z_score", self.z_score > 0, "above 0")
-        require(self, "window", self.window >= 8, "at least 8")
-        require(self, "warmup", 2 <= self.warmup <= self.window, "from 2 to window")
-        require(self, "min_spread", self.min_spread >= 0, "0 or more")
-        require(self, "adapt", self.adapt >= 1, "at least 1")
+        require(
+            self,
+            z_score=(self.z_score > 0, "above 0"),
+            window=(self.window >= 8, "at least 8"),
+            warmup=(2 <= self.warmup <= self.window, "from 2 to window"),
+            min_spread=(self.min_spread >= 0, "0 or more"),
+            adapt=(self.adapt >= 1, "at least 1"),
+        )
         self._bands = {name: RollingMedian(self.window) for name in self.signals}
         self._excursions = {name: Excursion(self.adapt) for name in self.signals}
 

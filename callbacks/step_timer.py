@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .base import MisconfigurationException
+from .base import refuse_all
 from .device_probe import DeviceProbe
 from .events import Event, Events, emit
 from .monitor import Monitor
@@ -73,13 +73,12 @@ class StepTimer(Monitor):
         warmup_steps: int = 3,
     ) -> None:
         super().__init__(every_steps)
-        for name, value, right, rule in (
+        rules = [
             ("slow_factor", slow_factor, slow_factor > 1, "above 1"),
             ("margin_seconds", margin_seconds, margin_seconds > 0, "above 0"),
             ("warmup_steps", warmup_steps, warmup_steps >= 0, "0 or more"),
-        ):
-            if not right:
-                raise MisconfigurationException(f"`StepTimer({name}={value})`: must be {rule}.")
+        ]
+        refuse_all(f"`StepTimer({name}={value})`: must be {rule}." for name, value, holds, rule in rules if not holds)
         self.slow_factor, self.margin_seconds, self.warmup_steps = slow_factor, margin_seconds, warmup_steps
         self._clock: StepClock | None = None
         self._probe: DeviceProbe | None = None

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+from .argument_types import judges_arguments
+from .base import MisconfigurationException
 from .detector import Detector, require
 from .events import Event
 
@@ -15,6 +17,7 @@ _FEWEST = 6  # observations to judge by; where fewer lie in the window it is as 
 _STEADY = 0.8  # of the first half's growth in the second: noise moves both
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass
 class Surge(Detector):
     """A quantity has multiplied by ``factor`` within ``window`` steps, and its growth has not slowed down.
@@ -44,9 +47,12 @@ class Surge(Detector):
     """First step at which it is in force, >= 0."""
 
     def __post_init__(self) -> None:
-        require(self, "factor", self.factor > 1, "above 1")
-        require(self, "window", self.window >= 20, "at least 20")
-        require(self, "warmup", self.warmup >= 0, "0 or more")
+        require(
+            self,
+            factor=(self.factor > 1, "above 1"),
+            window=(self.window >= 20, "at least 20"),
+            warmup=(self.warmup >= 0, "0 or more"),
+        )
         # Of each quantity about the last twenty observations in the window, oldest first, and their steps.
         self._steps: dict[str, list[int]] = {}
         self._values: dict[str, list[float]] = {}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import MisconfigurationException, rank_zero_info
+from .base import rank_zero_info, refuse_all
 from .interval_clock import IntervalClock
 from .monitor import Monitor
 from .parameter_sums import ParameterSums
@@ -53,9 +53,11 @@ class Throughput(Monitor):
         self, every_steps: int | None = None, flops_per_token: float | None = None, peak_flops: float | None = None
     ) -> None:
         super().__init__(every_steps)
-        for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops)):
-            if value is not None and not value > 0:
-                raise MisconfigurationException(f"`Throughput({name}={value})`: must be above 0.")
+        refuse_all(
+            f"`Throughput({name}={value})`: must be above 0."
+            for name, value in (("flops_per_token", flops_per_token), ("peak_flops", peak_flops))
+            if value is not None and not value > 0
+        )
         self.flops_per_token = flops_per_token
         self.peak_flops = peak_flops
         self._peak: float | None = None

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .base import MisconfigurationException
+from .base import MisconfigurationException, refuse_all
 from .monitor import Monitor
 from .scalars import Scalars
 
@@ -55,9 +55,11 @@ class TokenStatistics(Monitor):
 
     def __init__(self, every_steps: int | None = None, vocab_size: int | None = None, ngram: int = 4) -> None:
         super().__init__(every_steps)
-        for name, value in (("vocab_size", vocab_size), ("ngram", ngram)):
-            if value is not None and value < 1:
-                raise MisconfigurationException(f"`TokenStatistics({name}={value})`: must be at least 1.")
+        refuse_all(
+            f"`TokenStatistics({name}={value})`: must be at least 1."
+            for name, value in (("vocab_size", vocab_size), ("ngram", ngram))
+            if value is not None and value < 1
+        )
         self.vocab_size = vocab_size
         self.ngram = ngram
         self._size = 0

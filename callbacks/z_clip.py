@@ -9,13 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import MisconfigurationException
+from .argument_types import judges_arguments
+from .base import MisconfigurationException, refuse_all
 from .part_statistics import PartStatistics
 
 #: Least spread, as a fraction of the mean. A flat history would make every later norm an outlier.
 FLOOR = 0.01
 
 
+@judges_arguments(MisconfigurationException)
 @dataclass(frozen=True)
 class ZClip:
     """Options of the adaptive threshold (Kumar et al. 2025, arXiv:2504.02507, whose defaults these are).
@@ -39,8 +41,7 @@ class ZClip:
             problems.append(f"`ZClip(decay={self.decay})`: must lie between 0 and 1.")
         if self.warmup_steps < 2:
             problems.append(f"`ZClip(warmup_steps={self.warmup_steps})`: must be at least 2.")
-        if problems:
-            raise MisconfigurationException("\n".join(problems))
+        refuse_all(problems)
 
 
 class NormStatistics(PartStatistics):

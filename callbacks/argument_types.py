@@ -86,7 +86,8 @@ def _own_words(init: Callable[..., None], bound: inspect.BoundArguments, error: 
 def _sentences(told: str, wrong: Mapping[str, list[_Part]], given: Mapping[str, Any], own: list[str]) -> list[str]:
     """The class's own lines, but for those about a part of a value that it took apart wrongly; then the others."""
     about = {name: [line for line in own if re.search(rf"\b{name}\b.*=", line.split(": must")[0])] for name in wrong}
-    apart = [line for name, lines in about.items() for line in lines if not _is_quoted(line, name, given[name])]
+    meant = {name: [given[name], *(value for _, value, _ in parts)] for name, parts in wrong.items()}
+    apart = [line for name, lines in about.items() for line in lines if not _quotes(line, meant[name])]
     ours = [
         f"{told.format(place, _short(value))}: must be {rule(hint)}."
         for name, parts in wrong.items()
@@ -96,8 +97,8 @@ def _sentences(told: str, wrong: Mapping[str, list[_Part]], given: Mapping[str, 
     return [line for line in own if line not in apart] + ours
 
 
-def _is_quoted(line: str, name: str, value: Any) -> bool:
-    return f"{name}={value!r}" in line or f"{name}={value}" in line
+def _quotes(line: str, values: list[Any]) -> bool:
+    return any(f"={text}" in line for value in values for text in (repr(value), str(value)))
 
 
 def _short(value: Any) -> str:

@@ -6,6 +6,7 @@ import math
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal, get_args
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.model import attention_options
 from lit_stable.model.attention_options import AttentionOptions, attention_problems
 from lit_stable.model.embedding_options import EmbeddingOptions, PositionKind, embedding_problems
@@ -28,6 +29,7 @@ _CHOICES: dict[str, Any] = {
 }
 
 
+@judges_arguments(ValueError, "model.gpt")
 @dataclass(frozen=True, repr=False)
 class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
     """A decoder-only transformer, by default with the options of GPT-2 (Radford et al. 2019).

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from lit_stable.callbacks.argument_types import judges_arguments
+
 OptimizerName = Literal["adamw", "adam", "sgd"]
 DecayKind = Literal["coupled", "independent"]
 
 
+@judges_arguments(ValueError)
 @dataclass(frozen=True)
 class PatternOptions:
     """What the parameters of one pattern do otherwise than the rest."""
@@ -22,6 +25,7 @@ class PatternOptions:
     """Decay of theirs, whatever their role; null: that of their role."""
 
 
+@judges_arguments(ValueError, "optimizer")
 @dataclass(frozen=True)
 class OptimizerOptions:
     """Adam with decoupled decay, Adam with decay in the gradient, or SGD.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.progress import Mark
 from lit_stable.optim.budget import Budget, parse_budget
 
@@ -24,6 +25,7 @@ _LENGTHS = ("warmup", "horizon", "cooldown")
 _FRACTION = re.compile(r"0?\.\d*[1-9]\d*")  # of text: the command line hands over "0.2", a recipe 0.2
 
 
+@judges_arguments(ValueError, "schedule")
 @dataclass(frozen=True)
 class LRSchedule:
     """Warm-up to ``peak``, then ``shape`` down to ``floor`` at ``horizon``.

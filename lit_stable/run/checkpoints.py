@@ -13,7 +13,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lit_stable.callbacks import Progress, SafeCheckpoints
-from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.argument_types import judges_arguments
+from lit_stable.callbacks.base import MisconfigurationException, refuse_all
 from lit_stable.callbacks.cadence import Every, parse_cadence
 from lit_stable.callbacks.checkpoint_files import partial_path, remove, size_on_disk
 from lit_stable.run.console import human_bytes, say
@@ -25,6 +26,7 @@ from lit_stable.validation_losses import TOTAL
 _BEST, _MILESTONES = "best.json", "milestones.json"
 
 
+@judges_arguments(MisconfigurationException, "checkpoints")
 class Checkpoints(Checkpoint):
     """Save at step boundaries into the run's folder; keep the last, the best, and what is worth going back to for ever.
 
@@ -65,14 +67,17 @@ class Checkpoints(Checkpoint):
         mirror: str | None = None,
         in_background: bool = False,
     ) -> None:
+        problems = []
         try:
             self.every = parse_cadence(every_steps)
         except ValueError as error:
-            raise MisconfigurationException(f"checkpoints.every_steps={every_steps}: {error}") from None
-        numbers = {"first_step": first_step, "keep_last": keep_last}
-        for name, value in {**numbers, "keep_every": keep_every}.items():
-            if value is not None and value < 1:
-                raise MisconfigurationException(f"checkpoints.{name}={value}: must be at least 1.")
+            problems.append(f"checkpoints.every_steps={every_steps}: {error}")
+        problems += [
+            f"checkpoints.{name}={value}: must be at least 1."
+            for name, value in (("first_step", first_step), ("keep_last", keep_last), ("keep_every", keep_every))
+            if value is not None and value < 1
+        ]
+        refuse_all(problems)
         self.first_step = first_step
         self.keep_last = keep_last
         self.keep_best = keep_best

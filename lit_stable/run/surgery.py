@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_stable.callbacks import EffectiveLR, Progress
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException, StabilityCallback
 from lit_stable.callbacks.events import Event, emit
 from lit_stable.callbacks.optimizer_state import zero_state
@@ -33,6 +34,7 @@ from lit_stable.weights.stored_model import read_record
 _LOADS = ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict")
 
 
+@judges_arguments(ValueError, "surgery")
 @dataclass(frozen=True)
 class SurgeryOptions:
     """What may be done to the model of a checkpoint.

@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.device_step import local_gradients
 
 
+@judges_arguments(ValueError, "loss_scale")
 @dataclass(frozen=True)
 class LossScale:
     """How the loss scale moves (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2); read with fp16 only.

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from lit_stable.callbacks.argument_types import judges_arguments
+
 DATA, REPLICATE, SHARD, TENSOR = "data_parallel", "replicate", "shard", "tensor_parallel"
 """Names of mesh dimensions. The data-parallel ranks are one dimension, or two where the shards are replicated."""
 
 
+@judges_arguments(ValueError, "mesh")
 @dataclass(frozen=True)
 class MeshOptions:
     """The layout of the ranks under strategy fsdp2.

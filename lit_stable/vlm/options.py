@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.model.attention_options import QKNormKind
 from lit_stable.model.config import GPTConfig, MLPKind, NormKind
 
@@ -13,6 +14,7 @@ BlockNorms = Literal["pre", "sandwich"]
 _KINDS = {"qk_norm": QKNormKind, "norm": NormKind, "norm_position": BlockNorms, "mlp": MLPKind}
 
 
+@judges_arguments(ValueError, "model.gated")
 @dataclass(frozen=True)
 class GatedOptions:
     """Blocks of gated cross-attention between the layers of a language model (Flamingo, arXiv:2204.14198, section 2.2).
@@ -100,6 +102,7 @@ class GatedOptions:
         )
 
 
+@judges_arguments(ValueError, "model.vision")
 @dataclass(frozen=True)
 class VisionOptions:
     """A vision backbone: a small ViT (arXiv:2010.11929), or a model of `transformers`.

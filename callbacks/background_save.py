@@ -110,7 +110,7 @@ def _copied(tree: Any, storages: dict[tuple[torch.device, int], torch.UntypedSto
         key = (storage.device, storage.data_ptr())
         if key not in storages or storages[key].nbytes() != storage.nbytes():
             storages[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
-        own = torch.empty(0, dtype=tree.dtype)
+        own = torch.empty(0, dtype=tree.dtype, device="cpu")  # whatever the default device is
         own.set_(storages[key], tree.storage_offset(), tree.size(), tree.stride())
         return nn.Parameter(own, tree.requires_grad) if type(tree) is nn.Parameter else own
     if isinstance(tree, dict):

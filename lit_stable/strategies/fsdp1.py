@@ -8,12 +8,12 @@ from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.extra_forward import reshard
 from lit_stable.model.gpt import Block
 from lit_stable.strategies.loss_scale import LossScaler
+from lit_stable.strategies.resharding import ReshardsAfterEvaluation
 
 
-class FSDP1Strategy(FSDPStrategy):
+class FSDP1Strategy(ReshardsAfterEvaluation, FSDPStrategy):
     """``strategy: fsdp``: Lightning's ``FSDPStrategy`` with one unit per block.
 
     Under bf16-mixed and 16-mixed it casts norm weights to 16 bits in the forward pass as well (``fsdp2`` does not). It
@@ -34,17 +34,6 @@ class FSDP1Strategy(FSDPStrategy):
         super().setup_environment()
         if problem := one_device_problem(str(self.precision_plugin.precision), self.world_size):
             raise MisconfigurationException(problem)
-
-    def on_validation_end(self) -> None:
-        self._reshard()
-
-    def on_test_end(self) -> None:
-        self._reshard()
-
-    def _reshard(self) -> None:
-        # The root stays gathered after an evaluation, so weights that a rewind loads would not reach the next forward.
-        assert self.model is not None
-        reshard(self.model)
 
     @property
     def precision_plugin(self) -> FSDPPrecision:

@@ -20,15 +20,15 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.extra_forward import reshard
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.strategies.fsdp2_precision import as_policy
 from lit_stable.strategies.gradients import average_copied_gradients, average_whole_gradients
 from lit_stable.strategies.mesh import MeshOptions, build_mesh, data_mesh
 from lit_stable.strategies.one_file import load_one_file
+from lit_stable.strategies.resharding import ReshardsAfterEvaluation
 
 
-class FSDP2Strategy(ModelParallelStrategy):
+class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
     """``ModelParallelStrategy`` by the name ``fsdp2``: 16 bits as a policy; by default every rank is data-parallel.
 
     Parameters that the module leaves whole (norms in fp32) are kept on every rank; their gradients are averaged over
@@ -130,18 +130,6 @@ class FSDP2Strategy(ModelParallelStrategy):
                 assert self.lightning_module is not None
                 return load_one_file(path, self.model, self.optimizers, self.lightning_module.strict_loading)
         return super().load_checkpoint(checkpoint_path, *([] if weights_only is None else [weights_only]))
-
-    def on_validation_end(self) -> None:
-        self._reshard()
-
-    def on_test_end(self) -> None:
-        self._reshard()
-
-    def _reshard(self) -> None:
-        # The root keeps its parameters gathered after a forward pass, for the backward pass that an evaluation never
-        # runs: until the next training step the module's parameters would not be those that the optimizer holds.
-        assert self.model is not None
-        reshard(self.model)
 
 
 def averages_gradients(mesh: DeviceMesh) -> bool:

@@ -104,6 +104,11 @@ class SafeCheckpoints(StabilityCallback):
             initialise_state(optimizer)
 
     @property
+    def in_background(self) -> bool:
+        """Whether checkpoints of one file are written while training goes on."""
+        return self._writer.in_background
+
+    @property
     def is_writing(self) -> bool:
         """Whether a checkpoint is being written in the background; on ranks other than 0 always ``False``."""
         return self._writer.background.is_under_way

@@ -26,7 +26,7 @@ from lit_stable.optim.groups import audit
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.session import Session
 from lit_stable.strategies.launcher import describe_launcher
-from lit_stable.strategies.mesh import describe_mesh
+from lit_stable.strategies.mesh import ONE_COPY, describe_mesh
 
 
 def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) -> list[str]:
@@ -57,9 +57,13 @@ def first_lines(trainer: Trainer, module: GPTModule, callbacks: list[Callback]) 
 
 
 def layout(trainer: Trainer) -> str:
-    """How the ranks are laid out, where the strategy has a mesh."""
+    """How the ranks are laid out, where the strategy has a mesh, and what was asked for about resharding."""
     mesh = trainer.lightning_module.device_mesh
-    return "" if mesh is None else f" ({describe_mesh(mesh)})"
+    if mesh is None:
+        return ""
+    reshards = getattr(trainer.strategy, "layout", ONE_COPY).reshard_after_forward
+    asked = "" if reshards is None else f"; reshard_after_forward={reshards}"
+    return f" ({describe_mesh(mesh)}{asked})"
 
 
 def attention(trainer: Trainer, module: GPTModule) -> str:

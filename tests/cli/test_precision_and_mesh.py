@@ -71,6 +71,13 @@ def test_the_mesh_is_named_in_the_first_lines(recipe: Path) -> None:
     assert "strategy FSDP2Strategy (1 rank); precision 32-true" in done.out
 
 
+def test_switches_of_sharding_and_saving_leave_a_trace_in_the_first_lines(recipe: Path) -> None:
+    words = ["--mesh.reshard_after_forward", "true", "--checkpoints.in_background", "true"]
+    done = fit("--config", recipe, "--trainer.strategy", "fsdp2", "--trainer.max_steps", "1", *words)
+    assert "strategy FSDP2Strategy (1 rank; reshard_after_forward=True); precision" in done.out
+    assert "; SafeCheckpoints(in_background=True);" in done.out
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -64,11 +64,20 @@ class PlainGPT(nn.Module):
 
 
 class PlainLoop:
-    """Trains a few steps whenever it is its turn: autocast to bf16, fused AdamW, clipping to 1.0."""
+    """Trains a few steps whenever it is its turn: fused AdamW, clipping to 1.0; weights in fp32 under autocast to bf16,
+    or all in another dtype."""
 
-    def __init__(self, shape: Shape, model: nn.Module, loss: Callable[[Any, Tensor, Tensor], Tensor], counted: int):
+    def __init__(
+        self,
+        shape: Shape,
+        model: nn.Module,
+        loss: Callable[[Any, Tensor, Tensor], Tensor],
+        counted: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = model.to(self.device)
+        self.model = model.to(self.device, dtype)
+        self.mixed = dtype == torch.float32
         self.compiled: Any = torch.compile(self.model) if self.device == "cuda" else self.model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, betas=(0.9, 0.95), fused=True)
         self.loss, self.counted = loss, counted
@@ -76,7 +85,7 @@ class PlainLoop:
         self.tokens = torch.randint(shape.vocab_size, size, device=self.device)
 
     def step(self) -> None:
-        with torch.autocast(self.device, torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.mixed):
             loss = self.loss(self.compiled, self.tokens[:, :-1].contiguous(), self.tokens[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -97,8 +106,11 @@ def plain(shape: Shape, counted: int) -> PlainLoop:
     return PlainLoop(shape, PlainGPT(shape), lambda model, ids, labels: model(ids, labels), counted)
 
 
-def litgpt(shape: Shape, counted: int) -> PlainLoop:
+def litgpt(shape: Shape, counted: int, dtype: torch.dtype = torch.float32) -> PlainLoop:
     """LitGPT's model and loss in the same loop: GPT-NeoX's blocks, rotary positions, an untied head.
+
+    Args:
+        dtype: Of its weights; in bf16 their moments and gradients are bf16 too, half the memory of ours and coarser.
 
     Raises:
         ImportError: where it is not installed.
@@ -113,4 +125,4 @@ def litgpt(shape: Shape, counted: int) -> PlainLoop:
         found: Tensor = chunked_cross_entropy(model(ids), labels, chunk_size=0)
         return found
 
-    return PlainLoop(shape, GPT(config), loss, counted)
+    return PlainLoop(shape, GPT(config), loss, counted, dtype)

@@ -1,9 +1,8 @@
 """Measure tokens per second of `lit-stable fit` on one device against a plain compiled loop, and LitGPT's model.
 
-The first is the real trainer with the real data path, logging, and every stability feature that a run has by default
-and GradSpikeSkip; a step is one micro-batch, the dearest case. The others do nothing but train. All take turns, round
-after round, forwards and backwards, in one process; each has its model on the device all the time. A script; it is no
-test.
+Ours is the real trainer with the real data path, logging, and every stability feature that a run has by default and
+GradSpikeSkip; a step is one micro-batch, the dearest case. The others do nothing but train. All take turns, round after
+round, forwards and backwards, in one process; each has its model on the device all the time. A script; it is no test.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ from turns import Stopwatch, Variant, build, device_name, ratios, take_turns
 
 from lit_stable.strategies import fsdp1, fsdp2
 
-OURS, PLAIN, LITGPT = "lit-stable fit", "plain loop", "LitGPT's model"
 UNCOUNTED = 12  # steps of a turn of ours: in the tenth Lightning makes its records of what is logged
-EIGHT_BIT, WHOLE = f"{OURS}, EightBitAdam", f"{OURS}, model.compile whole"
+OURS, PLAIN = "lit-stable fit", "plain loop"
 RECIPES: dict[str, tuple[str, Shape, dict[str, Any]]] = {
     "124m": ("gpt2_124m", Shape(12, 12, 768, 1024, 32), {}),
     "1b3": ("gpt_1b3", Shape(24, 16, 2048, 2048, 8), {"trainer.strategy": "auto"}),
@@ -72,22 +70,25 @@ class Quiet:
         return taken
 
 
-def contenders(
-    size: str, root: str, counted: int, eight_bit: bool = False, whole: bool = False
-) -> tuple[dict[str, Quiet], dict[str, int]]:
-    """By name, each with its first turn behind it, and the bytes that it holds between turns."""
+def makers(size: str, root: str, counted: int) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """What can be measured: by its name on the command line the name in the table, and how it is made."""
     shape = RECIPES[size][1]
-    makers: dict[str, Callable[[], Any]] = {
-        PLAIN: lambda: plain(shape, counted),
-        OURS: lambda: fit(size, root, counted),
-        LITGPT: lambda: litgpt(shape, counted),
+    return {
+        "plain": (PLAIN, lambda: plain(shape, counted)),
+        "fit": (OURS, lambda: fit(size, root, counted)),
+        "whole": (f"{OURS}, `model.compile: whole`", lambda: fit(size, root, counted, **{"model.compile": "whole"})),
+        "head": (f"{OURS}, `head_fp32`", lambda: fit(size, root, counted, **{"model.gpt.head_fp32": "true"})),
+        "eight_bit": (f"{OURS}, `EightBitAdam`", lambda: fit(size, root, counted, "stability/eight_bit_adam")),
+        "litgpt": ("LitGPT's model, bf16-mixed", lambda: litgpt(shape, counted)),
+        "litgpt_true": ("LitGPT's model, bf16-true", lambda: litgpt(shape, counted, torch.bfloat16)),
     }
-    if eight_bit:
-        makers[EIGHT_BIT] = lambda: fit(size, root, counted, "stability/eight_bit_adam")
-    if whole:
-        makers[WHOLE] = lambda: fit(size, root, counted, **{"model.compile": "whole"})
+
+
+def contenders(size: str, root: str, counted: int, asked: list[str]) -> tuple[dict[str, Quiet], dict[str, int]]:
+    """By name, each with its first turn behind it, and the bytes that it holds between turns."""
+    known = makers(size, root, counted)
     found, held = {}, {}
-    for name, make in makers.items():
+    for name, make in (known[which] for which in asked):
         before = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
         try:
             found[name] = Quiet(make())
@@ -106,8 +107,8 @@ def main() -> None:
     parser.add_argument("--size", choices=RECIPES, default="124m", help="tiny: to try the script on a CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="counted steps in a turn")
-    parser.add_argument("--eight_bit", action="store_true", help="EightBitAdam too")
-    parser.add_argument("--whole", action="store_true", help="the network in one graph too")
+    also = ["whole", "head", "eight_bit", "litgpt", "litgpt_true"]
+    parser.add_argument("--beside", nargs="*", choices=also, default=["litgpt"], help="what takes turns with the two")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -116,7 +117,7 @@ def main() -> None:
     fsdp2.register_strategies()
     shape = RECIPES[arguments.size][1]
     with tempfile.TemporaryDirectory() as root:
-        found, held = contenders(arguments.size, root, arguments.steps, arguments.eight_bit, arguments.whole)
+        found, held = contenders(arguments.size, root, arguments.steps, ["plain", "fit", *arguments.beside])
         seconds = take_turns(found, arguments.rounds)
     print(f"{time.strftime('%Y-%m-%d')}, {device_name()}, torch {torch.__version__}, lightning {lightning.__version__}")
     print(f"{shape}, {arguments.rounds} rounds of {arguments.steps} steps")

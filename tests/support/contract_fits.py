@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from contract_entries import CLASSES, ENTRIES, make, takes_action
-from contract_project import GLOBAL_BATCH, MICRO_BATCH, Host, fit
+from contract_project import GLOBAL_BATCH, MICRO_BATCH, STEPS, Host, fit
 from lightning.pytorch import Callback, LightningModule, Trainer
 from no_sync import NoSync
 from tiny_fit import train_more
@@ -74,12 +74,12 @@ class Failure(Exception):
 
 
 class Trouble(Callback):
-    """Tells of a spike after the second step; as late on a CUDA device as any that is judged there."""
+    """Tells of a spike in the second step: in that step, or as late as on a CUDA device."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
-        if trainer.global_step == 2 and not Progress.of(trainer).pending_samples:
-            lag = LAG if trainer.strategy.root_device.type == "cuda" else 0
-            emit(trainer, Event(2 - lag, "spike", {}))
+        lag = LAG if trainer.strategy.root_device.type == "cuda" else 0
+        if trainer.global_step == 2 + lag and not Progress.of(trainer).pending_samples:
+            emit(trainer, Event(2, "spike", {}))
 
 
 Names = tuple[str, ...]
@@ -162,8 +162,8 @@ def bare(host: Host, dropout: float, width: int) -> tuple[Run, dict[str, Any]]:
 
 
 @functools.cache
-def company_alone(host: Host, width: int) -> Run:
-    return Run(fit_in_company(host, [], width=width))
+def company_alone(host: Host, width: int, steps: int) -> Run:
+    return Run(fit_in_company(host, [], width=width, steps=steps))
 
 
 class QuickRuns:
@@ -177,6 +177,8 @@ class QuickRuns:
         folder.mkdir(parents=True, exist_ok=True)
         self.dropout = 0.0 if any(entry.draws for entry in self.entries) else 0.3
         self.width = max(entry.width for entry in self.entries)
+        late = host.accelerator == "gpu" and any(entry.trouble for entry in self.entries)
+        self.steps = STEPS + (LAG if late else 0)
         self.bare, self.left_by_itself = bare(host, self.dropout, self.width)
         self._fit()
         # Under sharding each rank has other pieces of the weights.
@@ -190,7 +192,8 @@ class QuickRuns:
         self.resumed = {point: Run(self._resume(point)) for point in self.points}
 
     def _in_company(self, *others: Callback, **options: Any) -> Trainer:
-        return fit_in_company(self.host, own(self.names), *others, width=self.width, **options)
+        options = {"width": self.width, "steps": self.steps, **options}
+        return fit_in_company(self.host, own(self.names), *others, **options)
 
     def _resume(self, point: str) -> Trainer:
         torch.manual_seed(1234)  # whatever the generators held before must not matter
@@ -224,7 +227,7 @@ class Runs(QuickRuns):
         entries = dict(zip(self.names, self.entries, strict=True))
         idle = {name: entry.idle for name, entry in entries.items() if entry.idle is not None}
         logs = {name: {**entry.acts, "action": "log"} for name, entry in entries.items() if takes_action(name)}
-        self.company = company_alone(self.host, self.width)
+        self.company = company_alone(self.host, self.width, self.steps)
         self.idle = self._alone(idle)
         self.log = self._alone({**idle, **logs}) if logs else None
         trainer = self._in_company()
@@ -238,7 +241,7 @@ class Runs(QuickRuns):
         """One that acts, without those that are tried with it."""
         if len(self.names) == 1:
             return self.straight
-        return Run(fit_in_company(self.host, own((name,)), width=self.width))
+        return Run(fit_in_company(self.host, own((name,)), width=self.width, steps=self.steps))
 
     def _alone(self, arguments: dict[str, dict[str, Any]]) -> Run:
         return Run(fit_alone(self.host, own(self.names, arguments), self.dropout, self.width))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from contract_entries import ENTRIES, make
 from contract_fits import QuickRuns, Run, Runs
-from contract_project import STEPS
 from tiny_fit import assert_same_bits
 
 PROMISES: dict[str, Callable[[Any], None]] = {}
@@ -104,7 +103,7 @@ def nothing_is_left_behind(runs: QuickRuns) -> None:
 
 @promise
 def one_trainer_fits_twice(runs: Runs) -> None:
-    assert runs.second_fit == [STEPS + 2, STEPS + 2]
+    assert runs.second_fit == [runs.steps + 2, runs.steps + 2]
 
 
 def assert_same(runs: QuickRuns, left: Run, right: Run, where: str = "") -> None:

@@ -159,6 +159,18 @@ def test_input_of_bad_lines_alone_says_why_it_has_no_text(tmp_path):
         prepare([tmp_path / "a.jsonl"], tmp_path / "out", "bytes", report=silent)
 
 
+def test_killed_after_the_result_had_its_name_the_same_command_gives_its_summary(tmp_path, corpus):
+    summary = prepare([corpus], tmp_path / "out", "bytes", report=silent)
+    work = tmp_path / "out.unfinished"
+    work.mkdir()
+    (work / "complete").touch()
+    assert prepare([corpus], tmp_path / "out", "bytes", report=silent) == summary
+    assert not work.exists()
+    work.mkdir()  # of another command that began before the folder appeared
+    with pytest.raises(FileExistsError, match=r"out: another process wrote it first\."):
+        prepare([corpus], tmp_path / "out", "bytes", report=silent)
+
+
 def test_too_few_documents_for_a_split_are_refused_with_the_remedy(tmp_path):
     (tmp_path / "a.txt").write_text("only one")
     with pytest.raises(

@@ -63,6 +63,7 @@ def test_the_mask_is_the_stretch_or_its_whole_sequence():
 
 
 def test_values_out_of_range_are_told():
+    assert MaskRepeats() == MaskRepeats(13, 32, "sequence")  # OLMo-core's
     assert MaskRepeats().problems() == []
     assert MaskRepeats(0, 1).problems() == [
         "data.mask_repeats.max_period=0: must be at least 1.",

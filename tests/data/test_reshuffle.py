@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_stable.data.reshuffle import Settled, as_reshuffles, parse_marks, settle
+from lit_stable.data.reshuffle import Settled, as_reshuffles, parse_marks, settle, with_rewinds
 
 BATCH = 10
 
@@ -30,6 +30,13 @@ def test_what_was_passed_is_a_fact_whatever_the_recipe_says():
 def test_the_point_at_which_a_run_stands_lies_ahead():
     assert settle({"5 steps": 7}, [], before, 50, []) == [Settled("5 steps", 7, 50)]
     assert settle({"5 steps": 8}, [Settled("5 steps", 7, 50)], before, 50, []) == [Settled("5 steps", 8, 50)]
+
+
+def test_rewinds_stand_among_those_of_the_recipe_each_once_however_often_they_are_added():
+    rewinds = [(70, 3), (20, 4)]
+    once = with_rewinds([Settled("5 steps", 7, 50)], rewinds)
+    assert as_reshuffles(once) == [(20, 4), (50, 7), (70, 3)]
+    assert with_rewinds(once, rewinds) == once
 
 
 @pytest.mark.parametrize("known", [[], [Settled("5 steps", 8, 50)]])

@@ -15,8 +15,9 @@ TEXT = "def naïve(x):\n    return '日本' + x\t# 🙂 <|endoftext|> \r\n\x00"
 
 def test_bytes_are_their_own_ids():
     tokenizer = make_tokenizer("bytes", [])
-    (ids,) = tokenizer.encode_batch([TEXT])
-    assert bytes(ids.tolist()) == TEXT.encode()
+    text = TEXT + "".join(map(chr, range(0x800)))  # all bytes but those of longer characters
+    (ids,) = tokenizer.encode_batch([text])
+    assert bytes(ids.tolist()) == text.encode()
     assert (tokenizer.vocab_size, tokenizer.eot_id) == (257, 256)
     assert tokenizer.encode_batch([""])[0].dtype == np.int64
 

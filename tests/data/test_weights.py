@@ -101,6 +101,14 @@ def integral(marks, shares, shape, start, stop):
     return total
 
 
+@pytest.mark.parametrize("begin", [0, 10**6])
+def test_a_long_line_is_followed_in_64_steps_wherever_it_begins(begin):
+    late = [] if begin == 0 else [(0, 1, 0)]
+    blocks = blocks_of(linear(*late, (begin, 1, 0), (begin + 64 * 2000, 0, 1)))
+    first, last = blocks.number(np.array([begin, begin + 64 * 2000])).tolist()
+    assert last - first == 64
+
+
 def test_marks_in_tokens_are_samples_of_full_length():
     schedule = WeightSchedule({"0": {"a": 1, "b": 0}, "8001": {"a": 0, "b": 1}}, unit="tokens")
     assert shares_up_to(blocks_of(schedule), 1001) == [1001, 0]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from lightning.pytorch.plugins import FSDPPrecision
 from lightning.pytorch.strategies import FSDPStrategy, StrategyRegistry
 from torch import nn
 
+from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.model.gpt import Block
 from lit_stable.strategies import fsdp1
 from lit_stable.strategies.fsdp1 import FSDP1Strategy, one_device_problem
@@ -35,6 +37,14 @@ def test_the_other_names_of_lightning_stay_as_they_are():
 def test_gradients_in_16_bits_need_more_than_one_device(precision):
     assert f"trainer.precision={precision}: strategy fsdp on one device" in one_device_problem(precision, 1)
     assert one_device_problem(precision, 2) is None
+
+
+def test_that_is_told_before_anything_is_wrapped(monkeypatch):
+    monkeypatch.setattr(FSDPStrategy, "setup_environment", lambda self: None)  # which wants CUDA
+    monkeypatch.setattr(FSDP1Strategy, "world_size", 1)
+    with pytest.raises(MisconfigurationException, match="precision=bf16-mixed: strategy fsdp on one device"):
+        FSDP1Strategy(precision_plugin=FSDPPrecision("bf16-mixed")).setup_environment()
+    FSDP1Strategy(precision_plugin=FSDPPrecision("32-true")).setup_environment()
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])

@@ -16,6 +16,8 @@ from tiny_recipe import command
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
 from lit_stable.weights.exchange import Comparison, compare_logits, export_to_hf, import_from_hf
+from lit_stable.weights.families import FAMILIES
+from lit_stable.weights.family_names import from_family, to_family
 from lit_stable.weights.hf_folder import read_folder
 from lit_stable.weights.stored_model import build_model, open_model, write_weights
 
@@ -113,6 +115,22 @@ def test_names_and_layout_by_hand_without_transformers(tmp_path):
     assert not table[:2].any()
     assert torch.equal(table[2:], open_model(tmp_path / "opt.ckpt").read("wpe.weight"))
     assert config.hidden == 128
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_setting_that_is_left_out_is_that_of_transformers(kind):
+    transformers = pytest.importorskip("transformers")
+    options = FAMILIES[kind].options
+    there = options(transformers.AutoConfig.for_model(kind).to_dict())
+    assert there.items() - options({"model_type": kind}).items() <= {("n_kv_head", 32)}  # of Llama: as many as heads
+
+
+def test_a_tied_head_that_is_written_all_the_same_is_the_embedding():
+    config = GPTConfig(**SIZES)
+    weights = {name: torch.randn(p.shape) for name, p in GPT(config).named_parameters()}
+    tensors = to_family(weights, FAMILIES["gpt2"], config)
+    found = from_family({**tensors, "lm_head.weight": tensors["transformer.wte.weight"]}, FAMILIES["gpt2"], config)
+    assert found.keys() == weights.keys()
 
 
 def test_without_safetensors_torch_writes_the_weights(tmp_path, monkeypatch):

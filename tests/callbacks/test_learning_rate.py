@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,13 @@ def test_logs_the_used_rate_and_its_ratio_to_the_schedulers_at_logging_steps(tmp
     columns = [header.split(",").index(f"stability/{name}") for name in ("lr", "lr_factor")]
     values = [[float(row.split(",")[c]) for c in columns] for row in rows]
     torch.testing.assert_close(torch.tensor(values), torch.tensor([[0.05, 1.0], [0.025, 0.5]]))
+
+
+def test_of_a_rate_of_zero_the_ratio_that_is_logged_is_one_until_something_raises_it() -> None:
+    for modifier, factor in ((half_from(9), 1.0), (lambda mark, lr, group: 0.1, math.inf)):
+        trainer = quiet_trainer(Modified(modifier), max_steps=1, log_every_n_steps=1)
+        trainer.fit(TinyModule(adamw(lr=0.0)), TinyData())
+        assert trainer.callback_metrics["stability/lr_factor"] == factor
 
 
 def test_a_schedule_of_the_lightning_module_keeps_working_under_modifiers() -> None:

@@ -72,6 +72,11 @@ def test_a_resume_in_the_window_after_a_skip_does_not_make_up_for_it(tmp_path: P
     assert_same_bits([resumed[4], resumed[6]], [straight[4], straight[6]])
 
 
+def test_a_resume_in_mid_window_averages_each_step_once(tmp_path: Path) -> None:
+    straight = fit(SkipAwareEMA(0.5), SaveAtSteps(tmp_path))
+    assert_same_bits(fit(SkipAwareEMA(0.5), ckpt=tmp_path / "micro-5.ckpt")[6], straight[6])
+
+
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
     with pytest.raises(MisconfigurationException, match=rf"`SkipAwareEMA\(decay={decay}\)`: must lie in \[0, 1\)"):

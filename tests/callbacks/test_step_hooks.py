@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from lit_stable.callbacks import (
     LayerNormFreeze,
     LROverride,
     OptimizerReset,
+    Progress,
     StepSeed,
 )
 
@@ -55,3 +57,12 @@ def test_an_engine_that_takes_the_step_is_refused(callback: Any, who: str) -> No
 
 def test_what_needs_no_step_works_there() -> None:
     assert fit(StepSeed()).global_step == 2
+
+
+@pytest.mark.parametrize("callback", [GradClip, EffectiveLR])
+def test_an_optimizer_without_hooks_around_its_step_is_refused(callback: Any) -> None:
+    trainer = quiet_trainer(acting := callback())
+    Progress.of(trainer)
+    trainer.strategy._optimizers = [SimpleNamespace(param_groups=[])]
+    with pytest.raises(MisconfigurationException, match=r"`SimpleNamespace`: is no torch.optim.Optimizer and has no"):
+        acting.on_train_start(trainer, Host())

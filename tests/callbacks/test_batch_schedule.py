@@ -135,7 +135,7 @@ def test_a_constant_batch() -> None:
     [
         (
             "16 16 6_000",
-            r"start 16 \+ a multiple of increment 16: must reach 100; nearest legal increments are 14 and 21",
+            r"start 16 \+ a multiple of increment 16: must reach 100; nearest legal increments are 14 and 21\.",
         ),
         ("200 16 6_000", r"must reach 100; start below 100"),
         ("0 4 100", r"each must be at least 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lit_stable.callbacks import AccumulationWindows
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.even_epochs import end_with_the_shortest
+from lit_stable.callbacks.even_epochs import LaterJudged, _judge_interval, end_with_the_shortest
 
 
 def cut_to(shortest: int, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -41,6 +42,15 @@ def test_a_share_of_an_epoch_is_a_share_of_the_shortest(
     assert [line.startswith("training loaders of 5 to 7 batches on 2 ranks") for line in told] == [True] * (
         7 - shortest > 0
     )
+
+
+@pytest.mark.parametrize(("every", "refused"), [(LaterJudged(5), False), (LaterJudged(6), True), (6, False)])
+def test_of_unequal_loaders_the_interval_is_at_most_the_shortest(every: int, refused: bool) -> None:
+    trainer = quiet_trainer(limit_val_batches=1)
+    trainer.val_check_batch, trainer.check_val_every_n_epoch = every, 1
+    with pytest.raises(MisconfigurationException, match=r"val_check_interval=6\)") if refused else nullcontext():
+        _judge_interval(trainer, 5)
+    assert type(trainer.val_check_batch) is int
 
 
 class ReadOnce(IterableDataset[torch.Tensor]):

@@ -77,7 +77,8 @@ def _own_words(init: Callable[..., None], bound: inspect.BoundArguments, error: 
     try:
         init(*bound.args, **bound.kwargs)
     except error as own:
-        return str(own).splitlines()
+        # Sentences; a ValueError of Python, at a value of the wrong kind, is none.
+        return [line for line in str(own).splitlines() if line.endswith(".")]
     except Exception:  # it took a value for what it is not
         return []
     return []

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lit_stable.callbacks import EffectiveLR, Progress, SequenceLengthWarmup
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException, log_number, rank_zero_info, rank_zero_warn
 from lit_stable.callbacks.optimizer_state import initialise_state
 from lit_stable.callbacks.private_names import window_is_open
@@ -45,6 +46,7 @@ from lit_stable.weights.beginning import begin_with
 _DECAY = "independent decay"  # name of our modifier
 
 
+@judges_arguments(ValueError, "model")
 class GPTModule(ModelFacts):
     """Train a GPT on batches ``{"input_ids": (B, T), "labels": (B, T), "source": (B,)}``.
 

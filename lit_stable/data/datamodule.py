@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
 from lit_stable.callbacks.accumulation import AverageOver
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.progress import Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
@@ -31,6 +32,7 @@ from lit_stable.data.weights import WeightSchedule
 from lit_stable.data.workers import make_loader
 
 
+@judges_arguments(ValueError, "data")
 class TokenDataModule(LightningDataModule):
     """Training batches from a weighted mixture of token stores, in an order that survives any resume.
 

@@ -15,10 +15,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.seeds import mix
 from lit_stable.data.order import Indices, Permutation
 
 
+@judges_arguments(ValueError, "data.order")
 @dataclass(frozen=True)
 class SampleOrder:
     """In which order a source is read.

@@ -13,9 +13,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lit_stable.callbacks.argument_types import judges_arguments
+
 # B rows, L tokens a row, p the period
 
 
+@judges_arguments(ValueError, "data.mask_repeats")
 @dataclass(frozen=True)
 class MaskRepeats:
     """Which repetitions a run does not train on.

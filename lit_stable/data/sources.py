@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.data.conditions import DocumentFilter
 from lit_stable.data.corpus import BUILTIN, BUILTIN_PREFIX, builtin_folder
 from lit_stable.data.filtered_store import FilteredStore
 from lit_stable.data.store import TokenStore
 
 
+@judges_arguments(ValueError)
 @dataclass
 class Source:
     """One source of the training mixture.

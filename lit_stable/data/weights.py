@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.stages import parse_count
 from lit_stable.data.order import Indices
 
@@ -65,6 +66,7 @@ class ConstantBlocks:
         return sums
 
 
+@judges_arguments(ValueError, "data.weight_schedule")
 @dataclass(frozen=True)
 class WeightSchedule:
     """Weights of the sources as a function of the position in the sample stream.

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_stable.callbacks import Events, Progress, Recovery, RunControl
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.one_beginning import refuse_beginnings_that_differ
 from lit_stable.callbacks.safe_checkpoints import KEY
@@ -31,6 +32,7 @@ from lit_stable.run.fingerprint import environment_changes, fingerprint
 from lit_stable.run.folder import checkpoint_step, new_folder
 
 
+@judges_arguments(ValueError, "run")
 @dataclass(frozen=True)
 class RunOptions:
     """Where a run lives on disk."""

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.strategies.fsdp2_precision import as_policy
@@ -28,6 +29,7 @@ from lit_stable.strategies.one_file import load_one_file
 from lit_stable.strategies.resharding import ReshardsAfterEvaluation
 
 
+@judges_arguments(MisconfigurationException)
 class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
     """``ModelParallelStrategy`` by the name ``fsdp2``: 16 bits as a policy; by default every rank is data-parallel.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_stable.callbacks.accumulation import AverageOver
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.corpus import cache_folder
 from lit_stable.data.datamodule import TokenDataModule
@@ -27,6 +28,7 @@ from lit_stable.vlm.pairs import IMAGES, Images, Pairs, pair_folder, write_pairs
 DIGITS = "builtin:digits"
 
 
+@judges_arguments(ValueError, "data")
 class PairDataModule(TokenDataModule):
     """Batches of images and captions, in an order that survives any resume, as that of ``TokenDataModule``.
 

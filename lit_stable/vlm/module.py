@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.model.config import GPTConfig
@@ -29,6 +30,7 @@ from lit_stable.vlm.vision import TransformersVision
 _FREE = {"init_std", "run"}
 
 
+@judges_arguments(ValueError, "model")
 class VLMModule(GPTModule):
     """Train gated blocks between the layers of a language model on batches of images and captions.
 

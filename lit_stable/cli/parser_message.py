@@ -101,7 +101,11 @@ def _types(written: list[str]) -> str:
             names.append(_TYPE_NAMES.get(match[1], f"a {match[1]}"))
         elif name.startswith("instantiatable class"):  # an abstract class as the type: one of its kind must be named
             names.append("a mapping with class_path")
+        elif name.startswith("dot import path"):  # how it reads a word where a class of ours is due
+            names.append("a mapping of its options")
         else:
-            names.append(f"a {name}")  # also the name of a class, of which a mapping gives the arguments
+            names.append(
+                f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+            )  # also the name of a class, of which a mapping gives the arguments
     choice = [f"one of {', '.join(values)}"] if values else []
     return " or ".join(dict.fromkeys([*choice, *names]))

@@ -13,8 +13,11 @@ import re
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_stable.cli.parser_message import class_options, is_incomplete, reason, rejected_option
@@ -101,21 +104,35 @@ def judge_arguments(argv: Sequence[str], parser: ArgumentParser) -> Judged:
             if error is None or is_incomplete(error):
                 good += option
             else:
-                problems.append(_argument_problem(option, error, parser))
+                problems += _argument_problems(option, error, parser)
         lacking = _error(parser, good)
     return Judged(problems, good, None if lacking is None else f"{reason(lacking)}.")
 
 
-def _argument_problem(option: Sequence[str], error: str, parser: ArgumentParser) -> str:
+def _argument_problems(option: Sequence[str], error: str, parser: ArgumentParser) -> list[str]:
     name, equals, value = option[0].partition("=")
     path = tuple(name.lstrip("-").split("."))
+    known = _known(parser)
     if not name.startswith("--"):
-        return f"{name}: is no option; options start with --, as in --trainer.max_steps 100."
-    unknown = _unknown_part(path, _known(parser))
+        return [f"{name}: is no option; options start with --, as in --trainer.max_steps 100."]
+    unknown = _unknown_part(path, known)
     if unknown is not None:
-        return f"{name}: is no option{_remedy(path[:unknown], _known(parser), '--')}."
-    what = _describe(error, value if equals else " ".join(option[1:]) or None, path)
-    return f"{name}: {what}"
+        return [f"{name}: is no option{_remedy(path[:unknown], known, '--')}."]
+    given = value if equals else " ".join(option[1:]) or None
+    inside = _read(given)
+    if isinstance(inside, dict) or ".".join(path) in _groups(known):
+        found = dict(_layer_problems(_nested(path, inside, {}), parser, {}))
+        if found:
+            return [f"--{'.'.join(place)}: {what}" for place, what in found.items()]
+    return [f"{name}: {_describe(error, given, path)}"]
+
+
+def _read(text: str | None) -> Any:
+    """What stands on the command line, as the parser reads it."""
+    try:
+        return yaml.safe_load(text or "null")
+    except yaml.YAMLError:
+        return text
 
 
 def _layer_problems(
@@ -139,6 +156,11 @@ def _layer_problems(
         else:
             error = _error(parser, _nested(path, value, classes))
             if error is not None and not is_incomplete(error):
+                if whole := _no_mapping(path, known, parser):
+                    judged.append(whole)
+                    given = reduce(getitem, whole, data)
+                    yield whole, _describe(_error(parser, _nested(whole, given, classes)) or error, given, whole)
+                    continue
                 if path[-1] == "class_path":
                     judged.append(path[:-1])
                 option = rejected_option(error)
@@ -146,6 +168,17 @@ def _layer_problems(
                     path = path[: len(path) - path[::-1].index(option)]
                     judged.append(path)
                 yield path, _describe(error, value, path)
+
+
+def _no_mapping(path: Path, known: list[str], parser: ArgumentParser) -> Path | None:
+    """The option above a leaf that takes no mapping at all, if that is what is wrong."""
+    groups = _groups(known)
+    above = (path[:n] for n in range(1, len(path)))
+    option = next((part for part in above if ".".join(part) in known and ".".join(part) not in groups), None)
+    error = None if option is None else _error(parser, _nested(option, {}, {}))
+    if error is None or is_incomplete(error) or "subclass" in error or "class_path" in error:
+        return None
+    return option
 
 
 def _describe(error: str, value: Any, path: Path) -> str:

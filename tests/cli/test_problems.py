@@ -145,6 +145,7 @@ stabilty: {}
         ("qqq: 3", "qqq: is no option; there are ckpt_path, data, model, stability, trainer."),
         ("model: {qqq: 3}", "model.qqq: is no option; there are betas, gpt, lr."),
         ("trainer: {qqq: 3}", "trainer.qqq: is no option."),
+        ("trainer: {devices: {a: 1}}", "trainer.devices: must be a list or text or an int, not {'a': 1}."),
         ("trainer: 5", "trainer: must hold options below it, not 5; write some or remove the key."),
         ("a: 1\ntrainer:", "trainer: must hold options below it, not None; write some or remove the key."),
         ("model: {gpt: big}", "model.gpt: must hold options below it, not 'big'; write some or remove the key."),
@@ -260,6 +261,31 @@ def test_an_argument_of_a_class_that_the_recipe_names_is_no_problem_beside_a_wro
 )
 def test_a_malformed_argument_is_named(parser, argv, expected):
     assert argument_problems(["--model.gpt.d_model=8", "--data.sources={}", *argv], parser) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--model.gpt", "[1]"], ["--model.gpt: must hold options below it, not [1]; write some or remove the key."]),
+        (
+            ["--model.gpt={d_model: x, nrm: 1}"],
+            [
+                "--model.gpt.d_model: must be an int, not 'x'.",
+                "--model.gpt.nrm: is no option; nearest is model.gpt.norm.",
+            ],
+        ),
+        (
+            ["--stability.grad_spike_skip", "{threshold: x, windw: 1}"],
+            [
+                "--stability.grad_spike_skip.threshold: must be a float, not 'x'.",
+                "--stability.grad_spike_skip.windw: is no option; nearest is window.",
+            ],
+        ),
+        (["--model.lr", "{"], ["--model.lr: must be a float, not '{'."]),
+    ],
+)
+def test_a_mapping_on_the_command_line_is_judged_leaf_by_leaf(complain, argv, expected):
+    assert complain(*argv) == expected
 
 
 def test_a_wrong_key_that_holds_others_is_one_problem_on_the_command_line_too(complain, problems):

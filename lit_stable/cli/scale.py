@@ -5,10 +5,10 @@ A size fragment says how large the toy is:
     scale: {max_steps: 120, global_batch: 8, sequence_length: 64}
 
 Each of the three, against what the recipes before the fragment say, gives a divisor: S of steps, B of batches, L of
-lengths; 1 where the fragment names none or the experiment is not larger. Samples are divided by S x B and tokens by
-S x B x L, so that ramps, warm-up, horizon, stages, overrides and steps to skip stand where they stood in the run.
-Rounded to whole numbers, halves up; what was above 0 stays at least 1; a batch stays a multiple of
-``data.micro_batch``; marks that rose keep rising.
+lengths; 1 where the fragment names none or the experiment is not larger. Samples are divided by S x B and tokens by S x
+B x L, so that ramps, warm-up, horizon, stages, overrides and steps to skip stand where they stood in the run. Rounded
+to whole numbers, halves up; what was above 0 stays at least 1; validations stay ten steps apart, unless they stood
+closer; a batch stays a multiple of ``data.micro_batch``; marks that rose keep rising.
 
 Not scaled: learning rates and norms; windows and warm-ups of statistics; how often a monitor looks.
 """
@@ -33,6 +33,7 @@ from lit_stable.cli.scaled_forms import (
     scale_ramp,
     scale_ranges,
     scale_stages,
+    scale_validation,
 )
 
 #: What a fragment may name, and where an experiment says it.
@@ -45,13 +46,14 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Factors:
-    """What each unit is divided by; what batches are multiples of, and the scaled full one."""
+    """What each unit is divided by; what batches are multiples of, the scaled full one, and the scaled full length."""
 
     steps: Fraction = Fraction(1)
     batch: Fraction = Fraction(1)
     length: Fraction = Fraction(1)
     micro_batch: int = 1
     full_batch: int = 1
+    full_length: int = 1
 
     def of(self, unit: str) -> Fraction:
         """The divisor of ``steps``, ``samples``, ``tokens``, ``batch`` or ``length``."""
@@ -87,7 +89,7 @@ def _count(value: Any, factors: Factors, unit: str) -> int:
 #: behind the colon, else steps; "warmup_unit" for what that key says, by default as "unit".
 QUANTITIES: dict[str, tuple[Form, str]] = {
     "trainer.max_steps": (_count, "steps"),
-    "validate_every": (scale_cadence, "steps"),
+    "validate_every": (scale_validation, "steps"),
     "checkpoints.every_steps": (scale_cadence, "steps"),
     "checkpoints.first_step": (_count, "steps"),
     "data.global_batch": (_count, "batch"),
@@ -145,9 +147,11 @@ def factors(recipe: Mapping[str, Any], targets: Mapping[str, int], micro_batch: 
         raise ValueError("\n".join(problems))
     one = Fraction(1)
     steps, batch, length = (found.get(name, one) for name in TARGETS)
-    full = _get(recipe, "data.global_batch")
-    full_batch = math.ceil(full / batch) if isinstance(full, int) else 1
-    return Factors(steps, batch, length, micro, full_batch)
+    sizes = (("data.global_batch", batch), ("data.sequence_length", length))
+    full_batch, full_length = (
+        math.ceil(full / divisor) if isinstance(full := _get(recipe, key), int) else 1 for key, divisor in sizes
+    )
+    return Factors(steps, batch, length, micro, full_batch, full_length)
 
 
 def scaled(recipe: Mapping[str, Any], divisors: Factors) -> tuple[dict[str, Any], list[str]]:

@@ -15,6 +15,7 @@ from lit_stable.data.skip import parse_steps
 if TYPE_CHECKING:
     from lit_stable.cli.scale import Factors
 
+_STEPS_APART = 10  # of two validations
 _DOUBLING = re.compile(r"(?P<start>\S+)\s+doubling\s+at\s+(?P<marks>.+?)\s+(?P<unit>steps|samples|tokens)")
 
 
@@ -27,6 +28,15 @@ def scale_cadence(every: int | str, factors: Factors, unit: str) -> int | str:
     """``500`` of its unit, or ``2M tokens`` of another."""
     cadence = parse_cadence(every)
     scaled = factors.scale(cadence.number, cadence.unit)
+    return scaled if cadence.unit == unit else f"{scaled} {cadence.unit}"
+
+
+def scale_validation(every: int | str, factors: Factors, unit: str) -> int | str:
+    """A cadence that keeps ten of the toy's full batches, or what the experiment had: each costs more than a step."""
+    cadence = parse_cadence(every)
+    batch = {"steps": 1, "samples": factors.full_batch, "tokens": factors.full_batch * factors.full_length}
+    least = min(cadence.number, _STEPS_APART * batch[cadence.unit])
+    scaled = max(factors.scale(cadence.number, cadence.unit), least)
     return scaled if cadence.unit == unit else f"{scaled} {cadence.unit}"
 
 

@@ -12,7 +12,7 @@ from lit_stable.cli.features import FEATURES
 from lit_stable.cli.scale import QUANTITIES, Factors, factors, scaled
 
 # 200 times fewer steps, batches of a 64th, lengths of a 32nd: samples / 12,800 and tokens / 409,600.
-DIVISORS = Factors(Fraction(200), Fraction(64), Fraction(32), micro_batch=2, full_batch=32)
+DIVISORS = Factors(Fraction(200), Fraction(64), Fraction(32), micro_batch=2, full_batch=32, full_length=64)
 
 
 def nested(key: str, value: Any, unit: str | None = None) -> dict[str, Any]:
@@ -27,8 +27,12 @@ def nested(key: str, value: Any, unit: str | None = None) -> dict[str, Any]:
     ("key", "unit", "value", "expected"),
     [
         ("trainer.max_steps", None, 20_000, 100),
-        ("validate_every", None, 1000, 5),
-        ("validate_every", None, "4B tokens", "9766 tokens"),
+        ("validate_every", None, 4000, 20),
+        ("validate_every", None, 1000, 10),  # and not 5: ten steps apart
+        ("validate_every", None, 7, None),  # unless the experiment's were closer
+        ("validate_every", None, "1.28M samples", "320 samples"),
+        ("validate_every", None, "4B tokens", "20480 tokens"),
+        ("validate_every", None, "40B tokens", "97656 tokens"),
         ("checkpoints.every_steps", None, 300, 2),  # 1.5, halves up
         ("checkpoints.every_steps", None, "1.28M samples", "100 samples"),
         ("checkpoints.first_step", None, 10, 1),  # 0.05, never 0
@@ -142,15 +146,19 @@ BIG = {"trainer": {"max_steps": 20_000}, "data": {"global_batch": 2048, "sequenc
 
 def test_divisors_are_what_brings_the_experiment_down_to_the_targets():
     found = factors(BIG, {"max_steps": 120, "global_batch": 16, "sequence_length": 64}, micro_batch=2)
-    assert found == Factors(Fraction(500, 3), Fraction(128), Fraction(32), 2, 16)
+    assert found == Factors(Fraction(500, 3), Fraction(128), Fraction(32), 2, 16, 64)
     assert [found.of(unit) for unit in ("samples", "tokens")] == [Fraction(64_000, 3), Fraction(2_048_000, 3)]
     assert str(found) == "steps / 166.667, batch / 128, length / 32, samples / 21,333.3, tokens / 682,667"
     assert found.scale(20_000, "steps") == 120
 
 
 def test_what_is_not_named_or_is_small_already_stays():
-    assert factors(BIG, {"max_steps": 100}) == Factors(steps=Fraction(200), micro_batch=4, full_batch=2048)
-    assert factors(BIG, {"max_steps": 30_000, "global_batch": 4096}) == Factors(micro_batch=4, full_batch=2048)
+    assert factors(BIG, {"max_steps": 100}) == Factors(
+        steps=Fraction(200), micro_batch=4, full_batch=2048, full_length=2048
+    )
+    assert factors(BIG, {"max_steps": 30_000, "global_batch": 4096}) == Factors(
+        micro_batch=4, full_batch=2048, full_length=2048
+    )
 
 
 def test_every_target_that_cannot_be_met_is_named():

@@ -9,6 +9,7 @@ import operator
 import os
 import re
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Number
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -22,10 +23,11 @@ _LONGEST = 100  # characters of a value that a sentence repeats
 def judges_arguments(error: type[Exception], section: str | None = None) -> Callable[[type[_Class]], type[_Class]]:
     """Class decorator: an argument that is not what its annotation says is refused where it is given.
 
-    What the class itself says comes first; then, one sentence a line, what it says nothing of, or would die of. Where
-    the annotation names a dataclass, a mapping of some of its fields is made one. A bool is no number; numbers of numpy
-    and torch are some; a path is good for text, and whatever has a length for a list. What an annotation says beyond
-    numbers, text, words, lists, mappings and dataclasses is not judged.
+    What the class itself says comes first, of each argument, also where it stops at the first; then, one sentence a
+    line, what it says nothing of, or would die of. Where the annotation names a dataclass, a mapping of some of its
+    fields is made one. A bool is no number; numbers of numpy and torch are some; a path is good for text, and whatever
+    has a length for a list. What an annotation says beyond numbers, text, words, lists, mappings and dataclasses is not
+    judged.
 
     Args:
         error: What is raised, and what the class raises.
@@ -49,9 +51,15 @@ def judges_arguments(error: type[Exception], section: str | None = None) -> Call
             wrong = {name: found for name, hint in hints.items() if (found := wrong_parts(name, given[name], hint))}
             if wrong:
                 told = f"{section}.{{}}={{}}" if section else f"`{type(self).__name__}({{}}={{}})`"
-                raise error("\n".join(_sentences(told, wrong, given, _own_words(init, bound, error))))
+                raise error("\n".join(_sentences(told, wrong, given, _own_words(init, bound, error, hints, wrong))))
             given.update({name: built(given[name], hint) for name, hint in hints.items()})
-            return init(*bound.args, **bound.kwargs)
+            try:
+                return init(*bound.args, **bound.kwargs)
+            except error as own:
+                lines = _own_words(init, bound, error, hints, ())
+                if set(lines) <= set(str(own).splitlines()):
+                    raise
+                raise error("\n".join(lines)) from None
 
         cls.__init__ = judged  # type: ignore[method-assign]
         return cls
@@ -72,11 +80,41 @@ def _is_one(signature: inspect.Signature, name: str, given: Mapping[str, Any]) -
     return name in given and signature.parameters[name].kind not in many
 
 
-def _own_words(init: Callable[..., None], bound: inspect.BoundArguments, error: type[Exception]) -> list[str]:
-    """What a class itself says of its arguments when not all are of the right kind."""
+def _own_words(
+    init: Callable[..., None],
+    bound: inspect.BoundArguments,
+    error: type[Exception],
+    hints: Mapping[str, Any],
+    wrong: Collection[str],
+) -> list[str]:
+    """What a class itself says: of the arguments as they are, then again with defaults for what was named until then.
+
+    So the first that it refuses hides no other. What it says of a default is dropped: nobody gave that.
+    """
+    lines = _raised(init, bound, error)
+    parameters, left = bound.signature.parameters, dict(bound.arguments)
+    gone: set[str] = set()
+    while about := {name for name in left if name in wrong or any(_names(name, line) for line in lines)} - gone:
+        gone |= about
+        left = {
+            name: parameters[name].default if name in gone else built(value, hints.get(name, Any))
+            for name, value in left.items()
+        }
+        if any(parameters[name].default is inspect.Parameter.empty for name in about):
+            break
+        found = _raised(init, inspect.BoundArguments(bound.signature, OrderedDict(left)), error)
+        lines += [line for line in found if line not in lines and not any(_names(name, line) for name in gone)]
+    return lines
+
+
+def _names(name: str, line: str) -> bool:
+    return re.search(rf"\b{name}\b['\])]*[=\[]", line) is not None
+
+
+def _raised(init: Callable[..., None], bound: inspect.BoundArguments, error: type[Exception]) -> list[str]:
     try:
         init(*bound.args, **bound.kwargs)
-    except error as own:
+    except (error, ValueError) as own:
         # Sentences; a ValueError of Python, at a value of the wrong kind, is none.
         return [line for line in str(own).splitlines() if line.endswith(".")]
     except Exception:  # it took a value for what it is not

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, log_number, was_logging_step
+from .base import StabilityCallback, log_number, was_logging_step
 from .checkpoint_health import KEPT, health, largest_activation
 from .event_ring import LAG
 from .one_beginning import refuse_beginnings_that_differ
@@ -104,10 +104,9 @@ class Recovery(StabilityCallback):
         folder: str | None = None,
         action: Literal["act", "log"] = "act",
     ) -> None:
-        self.rungs = check(DEFAULT_RUNGS if rungs is None else rungs, {} if triggers is None else triggers)
+        others = [] if keep >= 1 else [f"`Recovery(keep={keep})`: must be at least 1."]
+        self.rungs = check(DEFAULT_RUNGS if rungs is None else rungs, triggers or {}, others)
         self.triggers = standard_triggers(self.rungs) if triggers is None else dict(triggers)
-        if keep < 1:
-            raise MisconfigurationException(f"`Recovery(keep={keep})`: must be at least 1.")
         self.keep, self.restart, self.after_stop, self.action = keep, restart, after_stop, action
         self.folder = None if folder is None else Path(folder)
         self.is_driven = False

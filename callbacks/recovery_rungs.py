@@ -149,15 +149,22 @@ def place_of(where: str | int, rungs: Sequence[Rung]) -> int | None:
     return next((index for index, rung in enumerate(rungs) if rung.do == where), None)
 
 
-def check(rungs: Sequence[Mapping[str, Any]], triggers: Mapping[str, str | int]) -> list[Rung]:
+def check(
+    rungs: Sequence[Mapping[str, Any]], triggers: Mapping[str, str | int], others: Sequence[str] = ()
+) -> list[Rung]:
     """The rungs.
+
+    Args:
+        rungs: As a recipe writes them.
+        triggers: Kind of event -> rung.
+        others: Sentences about other arguments, told together with what is wrong here.
 
     Raises:
         MisconfigurationException: with everything that is wrong.
     """
     checked, problems = check_rungs(rungs, triggers)
-    if problems:
-        raise MisconfigurationException("\n".join(f"`Recovery`: {problem}" for problem in problems))
+    if problems or others:
+        raise MisconfigurationException("\n".join([*(f"`Recovery`: {problem}" for problem in problems), *others]))
     return checked
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_avg_fn
 
+from .argument_types import judges_arguments
 from .grad_spike_skip import GradSpikeSkip
 from .scripted_skip import ScriptedSkip
 
@@ -90,6 +91,7 @@ class _Averaging(WeightAveraging):
             checkpoint["current_model_state"], checkpoint["state_dict"] = checkpoint["state_dict"], average
 
 
+@judges_arguments(MisconfigurationException)
 class SkipAwareEMA(HoldOnSkip, _Averaging):
     """Exponential moving average of the weights that does not move on a step which ``GradSpikeSkip`` skipped.
 
@@ -114,8 +116,14 @@ class SkipAwareEMA(HoldOnSkip, _Averaging):
         if not 0 <= decay < 1:
             raise MisconfigurationException(f"`SkipAwareEMA(decay={decay})`: must lie in [0, 1).")
         self.decay = decay
+        try:
+            found = None if device is None else torch.device(device)
+        except RuntimeError:
+            raise MisconfigurationException(
+                f"`SkipAwareEMA(device={device!r})`: must be a device of torch, as cpu or cuda:0."
+            ) from None
         super().__init__(
-            device=None if device is None else torch.device(device),
+            device=found,
             use_buffers=use_buffers,
             avg_fn=get_ema_avg_fn(decay),  # type: ignore[no-untyped-call]
         )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.cli.published import Published
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.repeats import MaskRepeats
@@ -41,6 +42,7 @@ SIZES = {"vocab_size": 16, "n_layer": 1, "n_head": 2, "d_model": 8, "max_length"
         (lambda: GPTConfig(**SIZES, document_mask="no"), "model.gpt.document_mask='no': must be True or False."),
         (lambda: GatedOptions(every="2"), "model.gated.every='2': must be a whole number."),
         (lambda: VisionOptions(patch=None), "model.vision.patch=None: must be a whole number."),
+        (lambda: Published("1B", "4"), "published.d_ff_ratio='4': must be a number, or None."),
         (lambda: RunOptions(name=3), "run.name=3: must be a string, or None."),
         (lambda: Source(path="a", weight="1"), "`Source(weight='1')`: must be a number."),
         (lambda: SampleOrder(buffer_shards=2.5), "data.order.buffer_shards=2.5: must be a whole number."),
@@ -48,7 +50,7 @@ SIZES = {"vocab_size": 16, "n_layer": 1, "n_head": 2, "d_model": 8, "max_length"
         (lambda: WeightSchedule([0, 1]), "data.weight_schedule.marks=[0, 1]: must be a mapping."),
         (
             lambda: FSDP2Strategy(tensor_parallel="2", timeout_minutes=None),
-            "`FSDP2Strategy(tensor_parallel='2')`: must be a whole number.\n"
+            "mesh.tensor_parallel='2': must be a whole number.\n"
             "`FSDP2Strategy(timeout_minutes=None)`: must be a number.",
         ),
         (

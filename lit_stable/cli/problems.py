@@ -58,11 +58,7 @@ def recipe_findings(layers: Sequence[Layer], parser: ArgumentParser) -> list[Fin
 
 
 def argument_problems(argv: Sequence[str], parser: ArgumentParser) -> list[str]:
-    """Check the arguments behind a subcommand, recipes expanded and already free of problems.
-
-    Args:
-        argv: as ``recipe.expand_arguments`` returns them, without the subcommand.
-        parser: parser of the subcommand; it is used, not changed.
+    """Check the arguments behind a subcommand, as ``recipe.expand_arguments`` returns them, recipes free of problems.
 
     Returns:
         Lines ``--option: what is wrong; nearest is --x.``, and last what the recipes and the good options together

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.formulas import parameter_count
 from lit_stable.optim.budget import Budget, parse_budget
@@ -15,6 +16,7 @@ from lit_stable.run.console import human_count
 _TOLERANCE = 1e-3
 
 
+@judges_arguments(ValueError, "published")
 @dataclass(frozen=True)
 class Published:
     """What must be true of the model's shape; nothing is asked where all is null."""

@@ -22,6 +22,7 @@ from lit_stable.callbacks import (
     LROverride,
     Recovery,
     ScriptedSkip,
+    TokenStatistics,
     ValidateEverySteps,
     WeightMonitor,
     ZClip,
@@ -138,6 +139,27 @@ def test_what_is_wrong_inside_is_told_with_its_place(hint: Any, value: Any, plac
         (lambda: GradClip(adaptive={"decay": [1]}), ["`GradClip(adaptive['decay']=[1])`: must be a number."]),
         (lambda: SpikeAlarm(signals="loss"), ["`SpikeAlarm(signals='loss')`: must be a list of strings."]),
         (lambda: LROverride(start=1.5, factor=0.5), ["`LROverride(start=1.5)`: must be a whole number, or None."]),
+        # One that is refused hides no other, and nothing is said of the default that stands in for it.
+        (
+            lambda: Alarm(every_seconds=-1.0),
+            ["`Alarm(command=None, webhook=None)`: takes one", "`Alarm(every_seconds=-1.0)`"],
+        ),
+        (
+            lambda: WeightMonitor(every_steps=0),
+            ["`WeightMonitor(every_steps=0)`: must be"],
+        ),
+        (
+            lambda: TokenStatistics(0, ngram=0, vocab_size="1"),
+            [
+                "`TokenStatistics(every_steps=0)`: must be",
+                "`TokenStatistics(ngram=0)`: must be",
+                "`TokenStatistics(vocab_size='1')`: must be",
+            ],
+        ),
+        (
+            lambda: Recovery([{"do": "wait", "steps": 1}], {"spike": "sit"}, keep=0),
+            ["`Recovery`: rung 1: steps=1: must be at least 5", "`Recovery(keep=0)`: must be at least 1."],
+        ),
         (lambda: Recovery(keep="3"), ["`Recovery(keep='3')`: must be a whole number."]),
         (lambda: Alarm(webhook=3), ["`Alarm(webhook=3)`: must be a string, or None."]),
         (

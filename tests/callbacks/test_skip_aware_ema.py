@@ -83,6 +83,13 @@ def test_a_decay_outside_its_range_is_refused(decay: float) -> None:
         SkipAwareEMA(decay)
 
 
+def test_a_device_that_is_none_and_a_decay_that_is_no_number_are_refused_in_a_sentence() -> None:
+    with pytest.raises(MisconfigurationException, match=r"`SkipAwareEMA\(device='zz'\)`: must be a device of torch"):
+        SkipAwareEMA(device="zz")
+    with pytest.raises(MisconfigurationException, match=r"`SkipAwareEMA\(decay='1'\)`: must be a number."):
+        SkipAwareEMA(decay="1")
+
+
 def test_it_is_refused_when_there_is_nobody_to_ask() -> None:
     with pytest.raises(MisconfigurationException, match=r"`SkipAwareEMA`: asks `GradSpikeSkip` .* add it, or"):
         quiet_trainer(SkipAwareEMA(), max_steps=1).fit(TinyModule(), TinyData())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from own_values import OURS
 from recipe_values import as_written, leaves, own_layer, resolved, same, value, written
 from row_values import CONTINUES, ROW_VALUES, RowValues
 
@@ -43,8 +44,9 @@ def differences(name: str, recipe: dict[str, Any], explicit_only: bool = False) 
     return found
 
 
-def test_every_recipe_of_a_system_is_in_the_table():
+def test_every_recipe_is_in_a_table():
     assert {name for name in shipped_recipes() if name.split("/")[0] in FOLDERS} == set(ROW_VALUES)
+    assert set(shipped_recipes()) == {*ROW_VALUES, *OURS}
 
 
 @pytest.mark.parametrize("name", ROW_VALUES)
@@ -92,6 +94,11 @@ def mutations(leaf: Any) -> Iterator[Any]:
             rest = {other: leaf[other] for other in leaf if other != key}
             yield from ({**rest, key: other} for other in mutations(item))
             yield from ({**rest, other: item} for other in mutations(key))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_recipe_of_ours_says_what_it_said(name):
+    assert {".".join(path): leaf for path, leaf in leaves(as_written(own_layer(name)))} == OURS[name]
 
 
 @pytest.mark.parametrize("name", ROW_VALUES)

@@ -58,6 +58,7 @@ class CheckpointWriter:
                 if partial.is_dir():
                     self._write_checksums(trainer, partial)
                 if deferred:
+                    path.parent.mkdir(parents=True, exist_ok=True)  # a link to the file can be made before the file
                     self.background.begin(lambda: self._write(path, deferred))
                 elif trainer.is_global_zero:
                     files.publish(path)

@@ -183,6 +183,22 @@ def test_what_a_new_one_stands_in_for_stays_until_that_is_on_disk(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["step=3.ckpt"]
 
 
+def test_the_first_in_a_new_folder_can_be_linked_to_before_it_is_on_disk(tmp_path: Path) -> None:
+    disk, last, found = SlowDisk(), tmp_path / "new" / "last.ckpt", []
+
+    def look(trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == 1:
+            found.append((last.is_symlink(), last.exists()))
+            disk.may_write.set()
+
+    keeper = ModelCheckpoint(last.parent, "{step}", every_n_train_steps=1, save_top_k=-1, save_last="link")
+    callbacks = SafeCheckpoints(in_background=True), keeper, Watch("on_train_batch_start", look)
+    trainer = quiet_trainer(*callbacks, max_steps=2, plugins=[disk], enable_checkpointing=True)
+    trainer.fit(TinyModule(), TinyData())
+    assert found == [(True, False)]
+    assert torch.load(last, weights_only=True)["global_step"] == 2
+
+
 def test_nothing_is_removed_for_one_that_failed(tmp_path: Path) -> None:
     background, removed = BackgroundSave(), []
     background.then(lambda: removed.append("before any"))

@@ -19,7 +19,8 @@ class Plateau(Detector):
     """No evaluation was better than the best by ``min_improvement`` for ``patience`` steps.
 
     Tells whether the training loss still falls meanwhile: a growing gap between both is over-fitting or a change of the
-    data, a plateau of both is the end of what this learning rate can do. One event per plateau.
+    data, a plateau of both is the end of what this learning rate can do. One event per plateau. A checkpoint that was
+    saved at a step before its validation does not hold that one, and a run resumed from it goes on without.
 
     Evidence: the validation loss, the best one and its step, the training loss (mean since the last evaluation), the
     gap validation - training now and at the best step.

@@ -83,7 +83,8 @@ def _load(path: Path, trust: bool) -> Any:
             " whoever wrote it, add --trust true."
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise ValueError(f"{path}: cannot be read as a checkpoint ({str(error).splitlines()[0]}).") from error
+        first = str(error).splitlines()[0].split(". ")[0].rstrip(".")  # torch goes on at length
+        raise ValueError(f"{path}: cannot be read as a checkpoint ({first}).") from error
 
 
 def _open_content(path: Path, content: dict[str, Any]) -> CheckpointTensors:

@@ -19,6 +19,11 @@ def test_a_lone_value_a_little_too_low_is_left_alone_and_the_second_is_not() -> 
     assert steps({300: 2.0, 302: 2.0}) == [302]
 
 
+def test_what_is_above_the_smallest_drop_is_left_alone_however_quiet_the_loss_was() -> None:
+    assert steps({300: 2.8, 301: 2.8, 302: 2.8}, z_score=1.0) == []
+    assert steps({300: 2.6, 301: 2.6, 302: 2.6}, z_score=1.0) == [301]
+
+
 def test_a_lasting_fall_is_one_event_and_then_the_normal() -> None:
     values = [v * (0.4 if step >= 300 else 1.0) for step, v in enumerate(noisy(900), 1)]
     assert [event.step for event in show(LowLoss(), values)] == [300]

@@ -36,9 +36,11 @@ def test_gains_that_never_moved_are_named(tmp_path: Path) -> None:
 
 
 def test_gains_that_decay_has_shrunk_are_named_with_the_rate(tmp_path: Path) -> None:
+    well = {"ln_2.weight": torch.linspace(0.5, 1.2, 8), "ln_3.weight": torch.linspace(0.99, 1.01, 8)}
     shrunk = torch.full((8,), (1 - 1e-4 * 0.1) ** 12_000)
-    shown = page(checkpoint(tmp_path / "a.ckpt", {"ln_1.weight": shrunk}, step=12_000))
-    assert "shrank alike, to 0.8869" in shown
+    shown = page(checkpoint(tmp_path / "a.ckpt", {"ln_1.weight": shrunk, **well}, step=12_000))
+    assert "ln_1.weight: its gains shrank alike, to 0.8869" in shown
+    assert shown.count("shrank alike") == 1
     assert "1 - lr x decay = 0.99999" in shown
 
 
@@ -79,6 +81,10 @@ def test_refuses_what_is_no_checkpoint_and_what_may_run_code(tmp_path: Path) -> 
     (tmp_path / "text").write_text("no tensors here")
     with pytest.raises(ValueError, match=r"cannot be read as a checkpoint|needs more than tensors"):
         open_checkpoint(tmp_path / "text")
+    whole = checkpoint(tmp_path / "whole.ckpt", {"w": torch.ones(1)}).read_bytes()
+    (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"half\.ckpt: cannot be read as a checkpoint \([^.]*\)\.$"):
+        open_checkpoint(tmp_path / "half.ckpt")
     torch.save({"state_dict": {"w": torch.ones(1)}, "hyper_parameters": Path("x")}, tmp_path / "objects.ckpt")
     with pytest.raises(ValueError, match="add --trust true"):
         open_checkpoint(tmp_path / "objects.ckpt")

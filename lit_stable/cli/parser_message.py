@@ -103,9 +103,8 @@ def _types(written: list[str]) -> str:
             names.append("a mapping with class_path")
         elif name.startswith("dot import path"):  # how it reads a word where a class of ours is due
             names.append("a mapping of its options")
-        else:
-            names.append(
-                f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
-            )  # also the name of a class, of which a mapping gives the arguments
+        else:  # also the name of a class, of which a mapping gives the arguments
+            article = "an" if name[0] in "AEIOU" else "a"
+            names.append(f"{article} {name}")
     choice = [f"one of {', '.join(values)}"] if values else []
     return " or ".join(dict.fromkeys([*choice, *names]))

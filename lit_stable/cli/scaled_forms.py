@@ -15,7 +15,6 @@ from lit_stable.data.skip import parse_steps
 if TYPE_CHECKING:
     from lit_stable.cli.scale import Factors
 
-_STEPS_APART = 10  # of two validations
 _DOUBLING = re.compile(r"(?P<start>\S+)\s+doubling\s+at\s+(?P<marks>.+?)\s+(?P<unit>steps|samples|tokens)")
 
 
@@ -24,20 +23,18 @@ def scale_fraction(value: Any, factors: Factors, unit: str) -> Any:
     return value if "." in str(value) else factors.scale(value, unit)
 
 
-def scale_cadence(every: int | str, factors: Factors, unit: str) -> int | str:
-    """``500`` of its unit, or ``2M tokens`` of another."""
+def scale_cadence(every: int | str, factors: Factors, unit: str, steps_apart: int = 0) -> int | str:
+    """A number of steps, or ``4B tokens``; it keeps so many of the toy's full batches, or what the experiment had."""
     cadence = parse_cadence(every)
-    scaled = factors.scale(cadence.number, cadence.unit)
+    batch = {"steps": 1, "samples": factors.full_batch, "tokens": factors.full_batch * factors.full_length}
+    least = min(cadence.number, steps_apart * batch[cadence.unit])
+    scaled = max(factors.scale(cadence.number, cadence.unit), least)
     return scaled if cadence.unit == unit else f"{scaled} {cadence.unit}"
 
 
 def scale_validation(every: int | str, factors: Factors, unit: str) -> int | str:
-    """A cadence that keeps ten of the toy's full batches, or what the experiment had: each costs more than a step."""
-    cadence = parse_cadence(every)
-    batch = {"steps": 1, "samples": factors.full_batch, "tokens": factors.full_batch * factors.full_length}
-    least = min(cadence.number, _STEPS_APART * batch[cadence.unit])
-    scaled = max(factors.scale(cadence.number, cadence.unit), least)
-    return scaled if cadence.unit == unit else f"{scaled} {cadence.unit}"
+    """A cadence of ten steps at least: a validation costs more than a step of a toy."""
+    return scale_cadence(every, factors, unit, steps_apart=10)
 
 
 def scale_ranges(requests: list[str | int], factors: Factors, unit: str) -> list[str]:

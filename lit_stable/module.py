@@ -67,7 +67,7 @@ class GPTModule(ModelFacts):
         schedule: The learning rate.
         optimizer: Which optimizer, with which options.
         seed_init: Of the initial weights.
-        compile: ``on``: compile each block. ``whole``: the whole network in one graph, where none of it is sharded.
+        compile: ``on``: compile each block. ``whole``: all up to the head in one graph, where nothing is sharded.
             ``auto``: ``on`` on CUDA, else ``off``.
         recompute: Activation checkpointing: run each block a second time in the backward pass; ``selective``: but not
             its attention kernel, nor every other matrix product.
@@ -178,16 +178,19 @@ class GPTModule(ModelFacts):
         if precision == "bf16-true":
             rank_zero_warn(BF16_TRUE_WARNING)
 
-    def forward(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor:
-        """Token ids (B, T), and the document of each if there is a document mask -> logits (B, T, V)."""
+    def forward(self, input_ids: Tensor, documents: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        """Token ids (B, T), and the document of each if there is a document mask -> logits (B, T, V).
+
+        With labels their cross-entropies (B, T) instead, where the head can make both in one go.
+        """
         assert self.gpt is not None
         if documents is None and self._separator is not None:
             documents = document_ids(input_ids, self._separator)
-        logits: Tensor = self.gpt(input_ids, documents)
-        return logits
+        answer: Tensor = self.gpt(input_ids, documents, labels)
+        return answer
 
-    def _forward_batch(self, batch: Mapping[str, Tensor]) -> Any:
-        return self(batch["input_ids"], batch.get("documents") if self.config.document_mask else None)
+    def _forward_batch(self, batch: Mapping[str, Tensor], labels: Tensor | None = None) -> Any:
+        return self(batch["input_ids"], batch.get("documents") if self.config.document_mask else None, labels)
 
     def count_batch(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
         """(samples, tokens) of this rank's batch, for ``Progress``."""
@@ -219,7 +222,9 @@ class GPTModule(ModelFacts):
             self.gpt.embed_gradient = torch.full((), self.config.embed_gradient(start.steps), device=self.device)
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
-        loss, sums, counts = self.training_loss(self._forward_batch(batch), batch["labels"])
+        labels = batch["labels"]
+        answer = self._forward_batch(batch, None if self.training_loss.z_weight else labels)
+        loss, sums, counts = self.training_loss(answer, labels)
         self.sample_losses = sums, counts, batch["source"]
         return loss
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_stable.model.loss import sample_losses, sample_losses_with_z
+from lit_stable.model.loss import sample_losses, sample_losses_with_z, sums_per_sample
 
 
 class TrainingLoss:
@@ -34,17 +34,18 @@ class TrainingLoss:
         """Put the loss into a compiled region of its own: the fp32 copy of the logits is never written to memory."""
         self._function = torch.compile(self._function, dynamic=dynamic)
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(self, output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What a micro-batch is minimised by; its parts join the window.
 
         Args:
-            logits: (B, T, V), any floating dtype.
+            output: Logits (B, T, V), any floating dtype; or, without a z-loss, cross-entropies (B, T).
             labels: (B, T).
 
         Returns:
             The loss, 0-d fp32; and of each sample the sum of cross-entropies, detached, and the number of labels, (B,).
         """
-        sums, counts, *squares = self._function(logits, labels)
+        per_sample: Any = sums_per_sample if output.ndim == 2 else self._function
+        sums, counts, *squares = per_sample(output, labels)
         self._counts.append(counts.sum().detach())
         count = self._counts[-1].clamp(min=1)  # the loss is 0 where every label is masked
         loss: Tensor = sums.sum() / count

@@ -84,7 +84,8 @@ class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
     """Share one matrix between token embedding and head."""
 
     head_fp32: bool = False
-    """Compute the logits in fp32 from fp32 weights, whatever the precision of the blocks (BloombergGPT)."""
+    """Compute the logits in fp32 from fp32 weights, whatever the precision of the blocks (BloombergGPT). Where training
+    on CUDA computes in 16 bits, operands are rounded to 11 significant bits, as TF32 units do, and nothing else is."""
 
     logit_soft_cap: float | None = None
     """cap * tanh(logit / cap) on every logit, in fp32 (Gemma 2); null: none."""

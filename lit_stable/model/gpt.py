@@ -91,31 +91,29 @@ class GPT(nn.Module):
         if self.config.tied:
             self.head.weight = self.wte.weight
 
-    def forward(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, documents: torch.Tensor | None = None, labels: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Token ids (B, T) -> logits (B, T, V), fp32 with `head_fp32`, else in the compute dtype.
 
         Args:
             input_ids: Token ids (B, T).
             documents: Document of each token, (B, T), as `document_ids` numbers them: tokens see no other than their
                 own. ``None``: each sample is one document.
+            labels: (B, T), -100 where nothing is predicted: return their cross-entropies (B, T) in fp32 instead, where
+                the head makes both in one go; elsewhere it returns logits all the same.
         """
+        return self.head(self.trunk(input_ids, documents), labels=labels)  # type: ignore[no-any-return]
+
+    def trunk(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+        """Token ids (B, T) -> final normed residual stream (B, T, D)."""
         context = self.attention_context(input_ids.shape[1], documents, input_ids.device)
         return self.compute(input_ids, documents, context)
 
     def compute(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None, context: AttentionContext
     ) -> torch.Tensor:
-        """What is left of `forward` once it has chosen how: all that can be compiled as a whole."""
-        return self.head_logits(self._stream(input_ids, documents, context))
-
-    def trunk(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
-        """Token ids (B, T) -> final normed residual stream (B, T, D)."""
-        context = self.attention_context(input_ids.shape[1], documents, input_ids.device)
-        return self._stream(input_ids, documents, context)
-
-    def _stream(
-        self, input_ids: torch.Tensor, documents: torch.Tensor | None, context: AttentionContext
-    ) -> torch.Tensor:
+        """What is left of `trunk` once it has chosen how: all that can be compiled as a whole."""
         x: torch.Tensor = self.embed(input_ids, documents)  # (B, T, D)
         for index, block in enumerate(self.blocks):
             x = block(x, context, context.layer(index))
@@ -159,8 +157,3 @@ class GPT(nn.Module):
             drops=drops,
         )
         return AttentionContext(self.config, length, documents, kernel, device)
-
-    def head_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final residual stream (B, T, D) -> logits (B, T, V)."""
-        logits: torch.Tensor = self.head(hidden)
-        return logits

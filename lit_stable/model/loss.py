@@ -55,7 +55,11 @@ def sample_losses(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
     Returns:
         Sums (B,), fp32, zero where nothing is predicted, and counts (B,), int64.
     """
-    losses, _ = position_losses(logits, labels, with_z=False)
+    return sums_per_sample(position_losses(logits, labels, with_z=False)[0], labels)
+
+
+def sums_per_sample(losses: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropies and labels, (B, T) each -> sums of the cross-entropies and numbers of labels, (B,) each."""
     return losses.sum(1), (labels != IGNORED).sum(1)
 
 

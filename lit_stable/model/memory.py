@@ -8,6 +8,7 @@ from typing import Literal
 from lit_stable.model.attention_kernels import choose_kernel
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.formulas import block_norms, mlp_inputs, parameter_count
+from lit_stable.model.head_loss import WIDE_LOGITS
 from lit_stable.model.recompute import Recompute
 
 
@@ -64,9 +65,7 @@ def memory_per_device(
         inside = _selective_bytes_per_token(config, width, tensor_parallel) if recompute == "selective" else 0
         kept = config.n_layer * tokens * (config.d_model * stream + inside) + block
     kept += _mask_bytes(config, micro_batch, length, compiled)
-    # The logits, over which the loss writes their gradient on CUDA; under a cap its tanh and the logits before it.
-    logit = 4 if config.head_fp32 else width
-    logits = tokens * config.vocab_size * (logit + (4 + logit if config.logit_soft_cap is not None else 0))
+    logits = _logit_bytes(config, tokens * config.vocab_size, width, tensor_parallel)
     every_weight = stored * parameters
     gradients = (every_weight if gradient_bytes is None else gradient_bytes) / shards
     return {
@@ -77,6 +76,14 @@ def memory_per_device(
         "activations": kept,
         "logits": logits,
     }
+
+
+def _logit_bytes(config: GPTConfig, logits: int, width: int, tensor_parallel: int) -> float:
+    """Of the logits of a micro-batch, over which the loss writes their gradient on CUDA."""
+    if config.logit_soft_cap is None and width == 2 and tensor_parallel == 1:  # `HeadLoss` keeps 16 bits of each
+        return width * logits + (4 * min(logits, WIDE_LOGITS) if config.head_fp32 else 0)
+    logit = 4 if config.head_fp32 else width
+    return logits * (logit + (4 + logit if config.logit_soft_cap is not None else 0))  # a cap's tanh, those before it
 
 
 def _block_bytes_per_token(config: GPTConfig, length: int, width: int, tensor_parallel: int, compiled: bool) -> float:

@@ -56,7 +56,7 @@ def build_gpt(
         tensor_mesh: The ranks that split each matrix between them; ``None``: none is split.
         policy: Mixed precision of the sharded parameters; norms and an fp32 head are exempt from it.
         compile: ``blocks``: each block's computation on its own, so that compile time does not grow with depth, and
-            FSDP2's hooks stay outside of the compiled code. ``whole``: from token ids to logits; without a ``mesh``.
+            FSDP2's hooks stay outside of the compiled code. ``whole``: all up to the head; without a ``mesh``.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: What of a block is computed again in the backward pass, see `recomputing`.
         reshard_after_forward: Free a unit's gathered weights after its forward pass and gather them again in the

@@ -149,7 +149,7 @@ class VLMModule(GPTModule):
         logits: Tensor = self.gpt(input_ids)
         return logits
 
-    def _forward_batch(self, batch: Mapping[str, Tensor]) -> Any:
+    def _forward_batch(self, batch: Mapping[str, Tensor], labels: Tensor | None = None) -> Any:
         return self(batch["input_ids"], batch["images"])
 
     # -- what others ask of the model --------------------------------------------------------------------------------

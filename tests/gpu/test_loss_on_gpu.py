@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from lit_stable.model.config import GPTConfig
+from lit_stable.model.head import Head
+from lit_stable.model.head_loss import WIDE_LOGITS, HeadLoss
 from lit_stable.model.loss import IGNORED, position_losses, sample_losses, sample_losses_with_z
 
 pytestmark = pytest.mark.gpu
@@ -47,6 +51,61 @@ def test_it_is_the_cross_entropy_and_its_gradient(vocab: int, dtype: torch.dtype
     assert logits.grad.dtype == dtype
     coarse = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
     torch.testing.assert_close(logits.grad.double(), reference.grad, rtol=coarse, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("operands", "wide"), [(torch.bfloat16, False), (torch.float16, False), (torch.float16, True)], ids=str
+)
+@pytest.mark.parametrize("vocab", [1000, 16383, 50304])
+def test_head_and_loss_in_one_node_are_those_of_fp64(vocab: int, operands: torch.dtype, wide: bool) -> None:
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 64, device="cuda").to(operands).float() for n in (600, vocab))
+    labels = torch.randint(vocab, (600,), device="cuda")
+    labels[::7] = IGNORED
+    given = [t.clone().requires_grad_() for t in (hidden, weight)]
+    exact = [t.double().requires_grad_() for t in (hidden, weight)]
+    losses = HeadLoss.apply(*given, labels, operands, wide)  # type: ignore[no-untyped-call]
+    expected = F.cross_entropy(exact[0] @ exact[1].T, labels, ignore_index=IGNORED, reduction="none")
+    coarse = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[operands]  # narrow logits, up to 40, are rounded too
+    torch.testing.assert_close(losses.double(), expected, rtol=0, atol=1e-4 if wide else 64 * coarse)
+    weights = torch.rand(600, device="cuda") / 600
+    (losses * weights).sum().backward()
+    (expected * weights).sum().backward()
+    for ours, theirs in zip(given, exact, strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert (ours.grad - theirs.grad).norm() <= (2 if wide else 8) * coarse * theirs.grad.norm()
+
+
+def test_an_fp32_head_in_training_is_the_fp32_head_of_validation() -> None:
+    head = Head(GPTConfig(vocab_size=5000, d_model=256, n_head=2, head_fp32=True)).cuda()
+    hidden, labels = torch.randn(3, 7, 256, device="cuda"), torch.arange(21, device="cuda").view(3, 7)
+    with torch.autocast("cuda", torch.bfloat16):
+        losses = head(hidden, labels=labels)
+        with torch.no_grad():
+            logits = head(hidden, labels=labels)
+    assert (losses.shape, logits.shape, logits.dtype) == ((3, 7), (3, 7, 5000), torch.float32)
+    torch.testing.assert_close(losses, position_losses(logits, labels)[0], rtol=0, atol=2e-3)  # 11 bits against 24
+
+
+@pytest.mark.parametrize("head_fp32", [False, True])
+def test_head_and_loss_are_one_where_a_wrapper_rounds_instead_of_autocast(head_fp32: bool) -> None:
+    head = Head(GPTConfig(vocab_size=50, d_model=16, n_head=2, head_fp32=head_fp32)).cuda()
+    hidden, labels = torch.randn(1, 4, 16, device="cuda"), torch.arange(4, device="cuda")[None]
+    assert head(hidden, labels=labels).ndim == 3  # all in fp32: as it was written
+    if not head_fp32:
+        head = head.bfloat16()  # as FSDP2 does, which leaves an fp32 head's weights alone
+    assert head(hidden.bfloat16(), labels=labels).shape == (1, 4)
+
+
+def test_an_fp32_head_keeps_16_bits_of_its_logits() -> None:
+    hidden, weight = (torch.randn(n, 64, device="cuda", requires_grad=True) for n in (2**15, 50304))
+    labels = torch.zeros(2**15, dtype=torch.long, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    HeadLoss.apply(hidden, weight, labels, torch.float16, True).mean().backward()  # type: ignore[no-untyped-call]
+    small = 8 * (hidden.numel() + weight.numel())
+    assert torch.cuda.max_memory_allocated() - before < 2 * len(hidden) * len(weight) + 4 * WIDE_LOGITS + small
 
 
 def test_sums_per_sample_are_those_of_the_cpu() -> None:

@@ -69,7 +69,7 @@ def test_positions_run_on_where_they_are_not_reset():
     with torch.no_grad():
         own = gpt(IDS, document_ids(IDS, END))[0, 3:7]
         shifted = gpt.trunk(torch.cat((IDS[:1, 3:7],), 1))[0]
-        assert not torch.allclose(own, gpt.head_logits(shifted), atol=1e-3)
+        assert not torch.allclose(own, gpt.head(shifted), atol=1e-3)
 
 
 def test_the_recipe_names_the_separator_or_else_the_data_do():

@@ -108,7 +108,7 @@ def test_forward_is_trunk_then_head():
     gpt = build()
     hidden = gpt.trunk(ids(2, 5))
     assert hidden.shape == (2, 5, 32)
-    assert torch.equal(gpt.head_logits(hidden), gpt(ids(2, 5)))
+    assert torch.equal(gpt.head(hidden), gpt(ids(2, 5)))
     torch.testing.assert_close(gpt(ids(2, 5)), hidden @ gpt.wte.weight.T)
 
 
@@ -273,7 +273,7 @@ def test_fp32_head_sees_a_weight_of_one_plus_two_to_minus_ten(tied):
         gpt = build(tied=tied, **fields)
         gpt.head.weight.data.fill_(1 + 2**-10)
         with torch.autocast("cpu", torch.bfloat16):
-            return gpt.head_logits(torch.ones(1, 1, 32, dtype=torch.bfloat16))[0, 0, 0]
+            return gpt.head(torch.ones(1, 1, 32, dtype=torch.bfloat16))[0, 0, 0]
 
     assert logit(head_fp32=True).dtype == torch.float32
     assert logit(head_fp32=True).item() == 32 * (1 + 2**-10)
@@ -283,7 +283,7 @@ def test_fp32_head_sees_a_weight_of_one_plus_two_to_minus_ten(tied):
 def test_fp32_head_multiplies_bf16_weights_in_fp32():
     gpt = build(head_fp32=True, tied=False).bfloat16()
     hidden = torch.randn(1, 3, 32).bfloat16()
-    torch.testing.assert_close(gpt.head_logits(hidden), hidden.float() @ gpt.head.weight.float().T)
+    torch.testing.assert_close(gpt.head(hidden), hidden.float() @ gpt.head.weight.float().T)
 
 
 def test_dropout_acts_in_training_only():

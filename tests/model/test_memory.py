@@ -112,6 +112,14 @@ def test_logits_are_there_once_and_capped_ones_beside_what_they_were():
     assert plan(logit_soft_cap=30.0)["logits"] == TOKENS * 50 * 8
 
 
+def test_an_fp32_head_keeps_16_bits_of_each_logit_and_some_logits_at_a_time(monkeypatch):
+    assert plan(head_fp32=True)["logits"] == TOKENS * 50 * 6
+    monkeypatch.setattr("lit_stable.model.memory.WIDE_LOGITS", 100)
+    assert plan(head_fp32=True)["logits"] == TOKENS * 50 * 2 + 400
+    assert plan(head_fp32=True, logit_soft_cap=30.0)["logits"] == TOKENS * 50 * 12
+    assert plan(head_fp32=True, tensor_parallel=2)["logits"] == TOKENS * 50 * 4
+
+
 def test_copies_of_weights_are_the_ends_and_two_blocks_or_all():
     config = GPTConfig(vocab_size=50, n_layer=LAYERS, n_head=4, d_model=D, max_length=32)
     none, some, everything = (

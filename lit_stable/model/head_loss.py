@@ -1,0 +1,94 @@
+"""The head's product and the cross-entropy behind it in one autograd node, for training on CUDA.
+
+Apart, logits are written, read for the loss, read again and overwritten with their gradient; with an fp32 head each of
+these passes is twice as long, and all three products run at the rate of TF32, half that of 16 bits. Together, the
+kernel of the loss reads the logits and leaves what the gradient needs of them, softmax minus one-hot, in 16 bits. What
+the loss is multiplied by is known only in the backward pass, but is one number per row, so the small tensors take it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lit_stable.model.loss import IGNORED, position_losses
+
+WIDE_LOGITS = 2**28
+"""How many logits of an fp32 head exist at a time: 1 GiB."""
+_FP16_ONE = 2.0**15  # what 1 is stored as in fp16, whose smallest number is then 2^-39
+
+
+class HeadLoss(torch.autograd.Function):
+    """Cross-entropies (N,), fp32, of hidden (N, D), weight (V, D) and labels (N,); 0 where the label is -100.
+
+    Args, behind these three:
+        operands: Of all three products: bf16 or fp16. fp16 keeps 11 significant bits, as TF32 does, at twice its rate.
+        wide: Whether logits are fp32, or rounded to the dtype of the operands. Sums are in fp32 either way, and so are
+            the gradients before they take the dtypes of hidden and weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, operands: torch.dtype, wide: bool) -> Tensor:
+        ctx.dtypes = hidden.dtype, weight.dtype
+        with torch.autocast(hidden.device.type, enabled=False):
+            h, w = hidden.to(operands), weight.to(operands)
+            rows, vocab = len(h), len(w)
+            unscaled = h.new_empty(rows, vocab)  # softmax minus one-hot, times `_one`
+            losses = torch.empty(rows, dtype=torch.float32, device=h.device)
+            size = max(1, WIDE_LOGITS // vocab) if wide else rows
+            for start in range(0, rows, size):
+                part = slice(start, start + size)
+                _losses_and_gradients(  # no name for the logits: it would keep them while the next are made
+                    _product(h[part], w.t()) if wide else torch.mm(h[part], w.t(), out=unscaled[part]),
+                    labels[part],
+                    losses[part],
+                    unscaled[part],
+                )
+        ctx.save_for_backward(h, w, unscaled)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        h, w, unscaled = ctx.saved_tensors
+        hidden_dtype, weight_dtype = ctx.dtypes
+        one = _one(h.dtype)
+        by_hidden = by_weight = None
+        with torch.autocast(h.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                by_hidden = _product(unscaled, w).mul_((by_loss / one)[:, None]).to(hidden_dtype)
+            if ctx.needs_input_grad[1]:
+                # Of a mean the factors of all rows are equal or 0: over the largest they are exact in 16 bits.
+                largest = by_loss.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
+                factors = (by_loss / largest)[:, None].to(h.dtype)
+                by_weight = _product(unscaled.t(), h * factors).mul_(largest / one).to(weight_dtype)
+        return by_hidden, by_weight, None, None, None
+
+
+def _one(dtype: torch.dtype) -> float:
+    return _FP16_ONE if dtype == torch.float16 else 1.0
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """(N, K) and (K, M) in 16 bits -> (N, M), summed and left in fp32."""
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
+
+
+def _losses_and_gradients(logits: Tensor, labels: Tensor, losses: Tensor, gradients: Tensor) -> None:
+    """Fill losses (N,) and gradients (N, V), which may be the logits themselves."""
+    one = _one(gradients.dtype)
+    if logits.is_cuda:
+        from lit_stable.model.loss_kernel import write_losses_and_gradients
+
+        write_losses_and_gradients(logits, labels, losses, gradients, one, IGNORED)
+        return
+    losses.copy_(position_losses(logits[None], labels[None], with_z=False)[0][0])
+    counted = labels != IGNORED
+    share = logits.float().softmax(-1)
+    share[counted.nonzero()[:, 0], labels[counted]] -= 1
+    gradients.copy_(one * share * counted[:, None])

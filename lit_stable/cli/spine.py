@@ -23,6 +23,7 @@ from lit_stable.callbacks.cadence import Every
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.run.loss_scale_watch import LossScaleWatch
 from lit_stable.run.masked_share import MaskedShare
+from lit_stable.run.permanent_objects import PermanentObjects
 from lit_stable.run.surgery import Surgery
 
 
@@ -54,4 +55,5 @@ def spine(
         SafeCheckpoints(saves_in_background),
         surgery,
         LossScaleWatch(),
+        PermanentObjects(),
     ]

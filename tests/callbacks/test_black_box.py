@@ -66,6 +66,11 @@ def test_a_kind_is_written_once_in_so_many_steps_and_old_folders_go(tmp_path: Pa
 @pytest.mark.filterwarnings("ignore")
 def test_an_exception_leaves_the_step_that_failed(tmp_path: Path) -> None:
     class Fails(TinyModule):
+        asked = 0
+
+        def token_ids(self, batch: Any) -> None:
+            self.asked += 1
+
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if self.trainer.global_step == 3:
                 raise ArithmeticError("boom")
@@ -73,10 +78,11 @@ def test_an_exception_leaves_the_step_that_failed(tmp_path: Path) -> None:
 
     trainer = quiet_trainer(BlackBox(), StepSeed(1), default_root_dir=tmp_path)
     with pytest.raises(ArithmeticError):
-        trainer.fit(Fails(), TinyData())
+        trainer.fit(module := Fails(), TinyData())
     (found,) = dumps(tmp_path).values()
     assert found["event"]["evidence"] == {"error": "ArithmeticError", "text": "boom"}
     assert [(row["step"], row["samples"]) for row in found["steps"]][-2:] == [(3, [4, 5]), (4, [6, 7])]
+    assert module.asked == 1, "what has no text is not asked for it again"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins import MixedPrecision
 from text_logger import TextLogger
 from tiny_fit import TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot
 
@@ -46,6 +48,20 @@ def test_nan_is_told_and_the_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
         trainer.fit(TinyModule(dropout=0.5, poison={5: math.nan}), TinyData())
     assert {(e.step, e.kind) for e in events_of(trainers[1])} == {(6, "not_finite")}
     assert_same_bits(*map(snapshot, trainers))
+
+
+class GrowsBackwards(TinyModule):
+    """Its gradient is multiplied at some optimizer steps, while the loss is as ever."""
+
+    def on_after_backward(self) -> None:
+        self.net[0].weight.grad.mul_({6: math.inf, 9: 1e4}.get(self.trainer.global_step, 1.0))
+
+
+def test_under_a_loss_scale_an_overflow_is_no_event_and_a_spike_of_the_norm_is_one(tmp_path: Path) -> None:
+    scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=4.0))
+    trainer = quiet_trainer(watching(), max_steps=12, default_root_dir=tmp_path, plugins=[scaled])
+    trainer.fit(GrowsBackwards(), TinyData())
+    assert [(e.step, e.kind, e.evidence["signal"]) for e in events_of(trainer)] == [(10, "spike", "grad_norm")]
 
 
 @pytest.mark.parametrize("cut", [4, 10, 11])

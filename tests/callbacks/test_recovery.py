@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import warnings
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -190,9 +191,16 @@ def test_what_is_still_to_be_read_may_come_in_another_order(tmp_path: Path) -> N
 def test_a_spike_that_passes_costs_nothing(tmp_path: Path) -> None:
     straight, waited = Module(), Module()
     make = [make_trainer(tmp_path / "a", 20), make_trainer(tmp_path / "b", 20, trouble(10))]
-    for trainer, module in zip(make, (straight, waited), strict=True):
-        fit_with_recovery(trainer, module, Data())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for trainer, module in zip(make, (straight, waited), strict=True):
+            fit_with_recovery(trainer, module, Data())
     assert_same_bits(straight.state_dict(), waited.state_dict())
+    told = [text for text in (str(warning.message) for warning in said) if text.startswith("Recovery: step")]
+    assert [text.split(" because")[0] for text in told] == [
+        "Recovery: step 10: wait",
+        "Recovery: step 15: result: of 1, result recovered.",
+    ], "of checkpoints and the start the ledger alone speaks"
     assert [(e.action, e.step) for e in ledger_lines(tmp_path / "b", "wait", "result")] == [
         ("wait", 10),
         ("result", 15),

@@ -92,9 +92,11 @@ def test_a_changed_rate_is_in_force_from_the_same_step_on_after_a_resume_from_be
 
 
 def test_a_branch_in_another_folder_knows_what_came_before_it_alone(tmp_path: Path) -> None:
-    run(tmp_path / "a", {3: ["lr*=0.5"]}, save_at=(2, 4))
-    assert set(run(tmp_path / "b", resume=tmp_path / "a" / "2.ckpt")[1].rates.values()) == {0.05}
-    assert set(run(tmp_path / "c", resume=tmp_path / "a" / "4.ckpt")[1].rates.values()) == {0.025}
+    run(tmp_path / "a", {4: ["lr*=0.5"]}, save_at=(2, 4))
+    run(tmp_path / "a", save_at=(3,), resume=tmp_path / "a" / "2.ckpt")  # which knows from the ledger what will come
+    for saved, rate in ((2, 0.05), (3, 0.05), (4, 0.025)):
+        _, says, _ = run(tmp_path / f"from-{saved}", resume=tmp_path / "a" / f"{saved}.ckpt")
+        assert set(says.rates.values()) == {rate}
 
 
 def test_another_run_in_the_same_folder_is_not_concerned(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The messages of the installed jsonargparse, read through a parser, not copied: a new wording fails here."""
 
+from abc import ABC, abstractmethod
 from argparse import ArgumentError
 from typing import Literal
 
@@ -11,6 +12,12 @@ from lit_stable.cli.parser_message import class_options, is_incomplete, reason, 
 
 class Base:
     def __init__(self, size: int, **kwargs):
+        pass
+
+
+class Abstract(ABC):
+    @abstractmethod
+    def act(self):
         pass
 
 
@@ -38,6 +45,9 @@ def message(annotation, value):
         (list[int], [1, "x"], "must be an int, not x"),
         (Base | None, 5, "must be a Base or null, not 5"),
         (Base, {"size": "x"}, "size must be an int, not x"),
+        (Base | None, "x", "must be a mapping of its options or null, not 'x'"),
+        (Abstract | None, {}, "must be an Abstract or null, not {}"),
+        (Abstract | None, {"a": 1}, "must be a mapping with class_path or null, not {'a': 1}"),
     ],
 )
 def test_a_refused_type_is_named_in_plain_words(annotation, value, expected):

@@ -22,6 +22,8 @@ from .shards import local
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
+_Output = tuple[Tensor, Tensor, int]  # of one output: its L2 norm and its largest element, 0-d fp32, and how many
+
 #: Role -> shell patterns for module names (``*`` spans dots). ``qkv`` is cut into its three parts where that is
 #: possible; ``residual`` are layers, so modules whose name ends in a number.
 ROLES: dict[str, tuple[str, ...]] = {
@@ -75,7 +77,7 @@ class ActivationMonitor(Monitor):
         own = modules or {}
         self._roles: dict[str, Sequence[str]] = {**own, **{r: p for r, p in ROLES.items() if r not in own}}
         self._found: list[tuple[str, nn.Module, Callable[[Tensor], Sequence[Tensor]] | None]] = []
-        self._seen: dict[str, list[Tensor]] = {}  # by LAYER.ROLE: (3,) sum of squares, elements, largest; per output
+        self._seen: dict[str, list[_Output]] = {}  # by LAYER.ROLE
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -122,19 +124,16 @@ class ActivationMonitor(Monitor):
 
     def _take(self, key: str, tensor: Tensor) -> None:
         piece = local(tensor)
-        square = torch.linalg.vector_norm(piece, dtype=torch.float32).double().square()
-        largest = torch.linalg.vector_norm(piece, torch.inf, dtype=torch.float32).double()
-        count = square.new_full((), piece.numel())
-        self._seen.setdefault(key, []).append(torch.stack([square, count, largest]))
+        norm = torch.linalg.vector_norm(piece, dtype=torch.float32)
+        largest = torch.linalg.vector_norm(piece, torch.inf, dtype=torch.float32)
+        self._seen.setdefault(key, []).append((norm, largest, piece.numel()))
 
     def seen(self, trainer: Trainer) -> None:
         """Combine the ranks and pass on."""
         if not self._seen:
             return
         keys = list(self._seen)
-        own = [torch.stack(outputs) for outputs in self._seen.values()]  # each (outputs, 3)
-        own = [torch.cat([rows[:, :2].sum(0), rows[:, 2].amax(0, keepdim=True)]) for rows in own]
-        ranks = gather_ranks(torch.stack(own))  # (world, n, 3)
+        ranks = gather_ranks(_sums(list(self._seen.values())))  # (world, n, 3)
         squares, counts = ranks[..., 0].sum(0), ranks[..., 1].sum(0)
         scalars = Scalars.of(trainer)
         scalars.add([f"stability/activation_rms/{key}" for key in keys], (squares / counts).sqrt())
@@ -143,6 +142,19 @@ class ActivationMonitor(Monitor):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._found, self._seen = [], {}
+
+
+def _sums(seen: Sequence[Sequence[_Output]]) -> Tensor:
+    """(n, 3) fp64: sum of squares, elements and largest of each part's outputs."""
+    # A few kernels for all parts together: some for each took longer to launch than to measure.
+    norms, largest, _ = zip(*(output for outputs in seen for output in outputs), strict=True)
+    outputs = torch.stack([torch.stack(norms).double().square(), torch.stack(largest).double()], 1)
+    sizes = [len(outputs) for outputs in seen]
+    if max(sizes) > 1:
+        outputs = torch.stack([torch.stack([o[:, 0].sum(), o[:, 1].amax()]) for o in torch.split(outputs, sizes)])
+    counts = torch.tensor([float(sum(count for *_, count in one)) for one in seen], dtype=torch.float64)
+    counts = counts.pin_memory().to(outputs.device, non_blocking=True) if outputs.is_cuda else counts.to(outputs.device)
+    return torch.stack([outputs[:, 0], counts, outputs[:, 1]], 1)
 
 
 def first_tensor(output: Any) -> Tensor | None:

@@ -55,8 +55,9 @@ class ParameterSums:
     def stack(self, values: Sequence[Tensor | None]) -> Tensor:
         """(n,) fp64 of one 0-d number per parameter; ``None`` counts as zero."""
         zero = torch.zeros((), device=self.device)
-        parts = [zero if value is None else value.to(zero) for value in values]
-        return torch.stack(parts).double() if parts else zero.new_zeros(0, dtype=torch.float64)
+        parts = [zero if value is None else value.to(self.device) for value in values]
+        # Converted when they lie together: one kernel, not one for each.
+        return torch.stack(parts).to(torch.float32).double() if parts else zero.new_zeros(0, dtype=torch.float64)
 
     def total(self, *local: Tensor) -> tuple[Tensor, ...]:
         """Sums over all ranks of any number of (n,) fp64 tensors, all in one go."""

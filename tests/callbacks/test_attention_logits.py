@@ -27,7 +27,7 @@ def by_hand(q: Tensor, k: Tensor, scale: float, allowed: Tensor) -> float:
 
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("at_once", [1 << 26, 7])
+@pytest.mark.parametrize("at_once", [1 << 26, 30, 7])
 def test_the_largest_of_all_pairs_that_attend(
     groups: int, causal: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +61,9 @@ def test_bf16_products_are_made_in_fp32() -> None:
     with HalfPrecision("bf16-true").forward_context():  # new tensors are bf16 in it
         found = largest_logits(q + torch.tensor([0.0, 1.0, 0.0]), k, 1.0)
     assert (float(found), found.dtype) == (259.0, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):  # as a step in bf16-mixed is measured
+        assert float(largest_logits(q, k, 1.0)) == 258.0
+        assert float(largest_logits(q.float(), k.float() + torch.tensor([1.0, 0.0, 0.0]), 1.0)) == 259.0
 
 
 def test_what_is_not_a_number_is_not_hidden() -> None:

@@ -20,7 +20,9 @@ _Part = tuple[str, Any, Any]  # where it stands, what it is, and its annotation
 _LONGEST = 100  # characters of a value that a sentence repeats
 
 
-def judges_arguments(error: type[Exception], section: str | None = None) -> Callable[[type[_Class]], type[_Class]]:
+def judges_arguments(
+    error: type[Exception], section: str | None = None, asks_again: bool = True
+) -> Callable[[type[_Class]], type[_Class]]:
     """Class decorator: an argument that is not what its annotation says is refused where it is given.
 
     What the class itself says comes first, of each argument, also where it stops at the first; then, one sentence a
@@ -33,6 +35,9 @@ def judges_arguments(error: type[Exception], section: str | None = None) -> Call
         error: What is raised, and what the class raises.
         section: Where a recipe has the options: a sentence then begins with ``mesh.replicate='2'``, and without one
             with the call, ``GradClip(max_norm='1')``.
+        asks_again: Whether ``__init__`` may be called again, on the object that comes to nothing, to hear all that it
+            says. Not so where it may do more than set attributes: it then raises as it does without this, and of an
+            argument of the wrong kind nothing is called.
     """
 
     def decorate(cls: type[_Class]) -> type[_Class]:
@@ -51,12 +56,13 @@ def judges_arguments(error: type[Exception], section: str | None = None) -> Call
             wrong = {name: found for name, hint in hints.items() if (found := wrong_parts(name, given[name], hint))}
             if wrong:
                 told = f"{section}.{{}}={{}}" if section else f"`{type(self).__name__}({{}}={{}})`"
-                raise error("\n".join(_sentences(told, wrong, given, _own_words(init, bound, error, hints, wrong))))
+                own_words = _own_words(init, bound, error, hints, wrong) if asks_again else []
+                raise error("\n".join(_sentences(told, wrong, given, own_words)))
             given.update({name: built(given[name], hint) for name, hint in hints.items()})
             try:
                 return init(*bound.args, **bound.kwargs)
             except error as own:
-                lines = _own_words(init, bound, error, hints, ())
+                lines = _own_words(init, bound, error, hints, ()) if asks_again else []
                 if set(lines) <= set(str(own).splitlines()):
                     raise
                 raise error("\n".join(lines)) from None

@@ -69,7 +69,9 @@ class StabilityCallback(Callback):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
-            judges_arguments(MisconfigurationException)(cls)
+            # Somebody else's `__init__` may open files and start threads, so it is called once.
+            is_ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+            judges_arguments(MisconfigurationException, asks_again=is_ours)(cls)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Lightning calls no teardown after an exception, and what was touched must not outlive the fit.

@@ -251,6 +251,25 @@ def test_what_is_no_argument_and_what_nobody_can_resolve_is_left_to_python() -> 
         Host(words="one")  # type: ignore[call-arg]
 
 
+def test_what_somebody_elses_class_does_when_it_is_made_is_done_once() -> None:
+    made: list[Any] = []
+
+    class Opens(StabilityCallback):
+        def __init__(self, size: int = 1, name: str = "") -> None:
+            made.append(size)
+            if size < 1:
+                raise MisconfigurationException(f"`Opens(size={size})`: must be at least 1.")
+
+    for size, lines in (
+        (0, "`Opens(size=0)`: must be at least 1."),
+        ("2", "`Opens(size='2')`: must be a whole number."),
+    ):
+        with pytest.raises(MisconfigurationException) as raised:
+            Opens(size)  # type: ignore[arg-type]
+        assert str(raised.value) == lines
+    assert made == [0]
+
+
 def test_signatures_stay_in_sight() -> None:
     assert list(inspect.signature(BatchSizeWarmup).parameters)[:2] == ["ramp", "global_batch"]
     assert list(inspect.signature(ZClip).parameters) == ["z_threshold", "decay", "warmup_steps"]

@@ -52,11 +52,12 @@ def largest_logits(
     largest = torch.full((heads,), -math.inf, dtype=torch.float32, device=q.device)
     with torch.autocast(q.device.type, enabled=False):  # in which the products would be rounded to 16 bits
         for part in (slice(first, first + samples) for first in range(0, batch, samples)):
-            keys = k[part].float()
+            keys = _in_fp32(k[part]).flatten(0, 1)  # (B G, S, K)
             for start in range(0, length, rows):
                 # What lies behind a block's last query is not computed, and of the rest only a corner is hidden.
                 last = min(start + rows, seen) if is_causal else seen
-                logits = _products(q[part, :, start : start + rows].float(), keys[:, :, :last], scale)
+                queries = _in_fp32(q[part, :, start : start + rows])
+                logits = _products(queries, keys[:, :last], scale)
                 if is_causal and last > start:
                     corner = logits[..., start:]
                     corner.masked_fill_(torch.ones_like(corner[0, 0], dtype=torch.bool).triu(1), -math.inf)
@@ -67,13 +68,15 @@ def largest_logits(
     return largest
 
 
+def _in_fp32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32, memory_format=torch.contiguous_format)  # one copy, where two would follow
+
+
 def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """(B, H, R, K) queries, (B, G, S, K) keys -> (B, H, R, S)."""
-    batch, heads, rows, width = q.shape
-    groups = batch * k.shape[1]
-    queries = q.reshape(groups, -1, width)  # heads that share a key stand one below the other
-    keys = k.reshape(groups, -1, width).transpose(1, 2)
-    return torch.baddbmm(q.new_zeros(()), queries, keys, beta=0, alpha=scale).view(batch, heads, rows, -1)
+    """(B, H, R, K) queries, (B G, S, K) keys -> (B, H, R, S)."""
+    queries = q.reshape(k.shape[0], -1, q.shape[-1])  # heads that share a key stand one below the other
+    product = torch.baddbmm(q.new_empty(()), queries, k.transpose(1, 2), beta=0, alpha=scale)  # the first is not read
+    return product.view(*q.shape[:3], -1)
 
 
 class AttentionCalls(TorchFunctionMode):

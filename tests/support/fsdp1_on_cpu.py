@@ -18,6 +18,10 @@ class FSDP1OnCPU(FSDP1Strategy):
         if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
             return super()._setup_model(model)
         wrapped: Any = FullyShardedDataParallel(
-            model, sharding_strategy=self.sharding_strategy, device_id=torch.device("cpu"), **self.kwargs
+            model,
+            mixed_precision=self.mixed_precision_config,
+            sharding_strategy=self.sharding_strategy,
+            device_id=torch.device("cpu"),
+            **self.kwargs,
         )
         return wrapped

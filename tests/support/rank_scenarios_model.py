@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fsdp1_on_cpu import FSDP1OnCPU
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins.precision import FSDPPrecision
 from rank_scenarios import fit2, main, scenario, shared_folder
 from tiny_gpt_run import Fit, SaveEveryMicroBatch, equal_bits, largest_difference, tiny_module
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_stable.model.config import GPTConfig
@@ -20,7 +21,6 @@ from lit_stable.model.gpt import GPT
 from lit_stable.module import GPTModule
 from lit_stable.optim.options import OptimizerOptions, PatternOptions
 from lit_stable.strategies import predivide
-from lit_stable.strategies.fsdp1 import FSDP1Strategy
 from lit_stable.strategies.fsdp2_precision import POLICIES
 
 # Everything that keeps parameters, buffers or dtypes of its own, in two models.
@@ -235,11 +235,10 @@ def norms_in_bf16_mixed() -> dict[str, Any]:
     """Under FSDP2, and under FSDP1 as torch has it on a CPU, where Lightning refuses it."""
     note = NoteNorm()
     fit2("fsdp2", steps=1, n_layer=1, precision="bf16-mixed", callbacks=(note,), validates=False)
-    strategy, seen = FSDP1Strategy(precision_plugin=FSDPPrecision("bf16-mixed")), set()
+    strategy, seen = FSDP1OnCPU(precision_plugin=FSDPPrecision("bf16-mixed")), set()
     gpt = GPT(tiny_module(n_layer=1).config)
     note_norm(gpt, seen)
-    options = {**strategy.kwargs, "mixed_precision": strategy.mixed_precision_config}
-    sharded = FullyShardedDataParallel(gpt, device_id=torch.device("cpu"), **options)
+    sharded = strategy._setup_model(gpt)
     sharded(torch.zeros(1, 4, dtype=torch.long)).float().sum().backward()
     return {"fsdp2": sorted(note.seen), "fsdp": sorted(seen), "stored": str(next(sharded.parameters()).dtype)}
 

@@ -18,8 +18,18 @@ import torch
 # No tests, and some are scripts: to import one silences the log of every test after it.
 collect_ignore = ["support"]
 
+#: Folders and files that launch processes or compile, half a minute each.
+LONG = {"distributed", "examples", "recipes", "vlm", "test_kill.py", "test_combinations.py", "test_benchmarks.py"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are dealt out in the order below; by itself xdist begins with those of many tests, which are the quick."""
+    config.option.loadscopereorder = False
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long files come first, or one core waits at the end while the other is at a file of one long test."""
+    items.sort(key=lambda item: not LONG & {item.path.name, item.path.parent.name})
     if torch.cuda.is_available():
         return
     gpu = [item for item in items if item.get_closest_marker("gpu")]

@@ -43,10 +43,17 @@ def test_no_file_imports_the_application(path: Path) -> None:
             assert top in allowed or top in sys.stdlib_module_names, f"{path.name} imports {module}"
 
 
-def test_importing_the_package_loads_nothing_heavy_and_nothing_of_the_application() -> None:
+@pytest.fixture(scope="module")
+def imported() -> list[str]:
+    """Both namespaces, then the package, in one new process: what ``GradClip`` is of them, and all that it loaded."""
     # What torchmetrics imports where it finds it, transformers among it, is not ours.
-    own = "import sys, torchmetrics, lightning.pytorch; before = set(sys.modules); import lit_stable.callbacks"
-    code = f"{own}; print(*(set(sys.modules) - before))"
+    code = """
+import sys, pytorch_lightning, torchmetrics, lightning.pytorch
+before = set(sys.modules)
+from lit_stable.callbacks import GradClip
+loaded = set(sys.modules) - before
+print(issubclass(GradClip, pytorch_lightning.Callback), issubclass(GradClip, lightning.pytorch.Callback), *loaded)
+"""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -55,11 +62,19 @@ def test_importing_the_package_loads_nothing_heavy_and_nothing_of_the_applicatio
         check=True,
         text=True,
     )
-    modules = set(done.stdout.split())
+    return done.stdout.split()
+
+
+def test_importing_the_package_loads_nothing_heavy_and_nothing_of_the_application(imported: list[str]) -> None:
+    modules = set(imported[2:])
     assert not {"bitsandbytes", "tokenizers", "datasets", "tensorboard", "transformers", "triton"} & modules
     ours = {m for m in modules if m.split(".")[0] == "lit_stable"}
     assert {m for m in ours if not m.startswith("lit_stable.callbacks")} == {"lit_stable"}
     assert "callbacks" not in modules
+
+
+def test_where_the_other_namespace_was_imported_first_its_class_is_among_our_bases(imported: list[str]) -> None:
+    assert imported[:2] == ["True", "True"]
 
 
 def test_the_link_to_the_top_level_folder_is_intact() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing.util  # registers its own exit, which must come after ours
+import os
 import signal
+from threading import Thread
 from typing import TypeVar
 
 import torch
@@ -20,19 +22,28 @@ def make_loader(dataset: IterableDataset[BatchT], num_workers: int, device: torc
         batch_size=None,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
-        worker_init_fn=leave_signals_to_the_trainer,
+        worker_init_fn=begin_worker,
         pin_memory=device.type == "cuda",
     )
 
 
-def leave_signals_to_the_trainer(worker: int) -> None:
-    """Ignore SIGINT and SIGTERM, in a data worker.
+def begin_worker(worker: int) -> None:
+    """In a data worker: leave signals to the trainer, and end when it does.
 
-    Ctrl-C and most launchers signal the whole process group; a worker that dies takes the trainer down before it can
-    save. A worker ends by itself when the loader or its parent does.
+    Ctrl-C and most launchers signal the whole process group; a worker that dies of SIGINT or SIGTERM takes the trainer
+    down before it can save, so it ignores them. PyTorch's workers look whether their parent lives, but under
+    ``forkserver``, which Python 3.14 takes by itself, that is a server that lives as long as they do: the workers of a
+    trainer that was killed stayed for ever.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _end_with(trainer: multiprocessing.process.BaseProcess | None) -> None:
+    if trainer is not None:
+        trainer.join()
+        os._exit(1)
 
 
 @atexit.register

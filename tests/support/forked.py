@@ -53,22 +53,24 @@ def start_process(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
 
 
 def _call(environ: dict[str, str], folder: str, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    _keep_imports()
+    _begin()
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(folder)
     target(*args)
 
 
-def _keep_imports() -> None:
-    """What the server has imported is no garbage: no collection walks it, which would also copy every page of it."""
-    gc.freeze()
+def _begin() -> None:
+    """As a process that nobody forked, but for its imports."""
+    gc.freeze()  # they are no garbage: no collection walks them, which would also copy every page of them
+    # It would start processes as it was started, each loader's worker behind a server of its own with all imports.
+    multiprocessing.set_start_method(None, force=True)
 
 
 def _become(script: str, words: Sequence[str], environ: dict[str, str], folder: str, output: str) -> None:
     """Be ``python SCRIPT WORDS`` with this environment, in this folder, printing to this file."""
     os.setsid()
-    _keep_imports()
+    _begin()
     with open(output, "ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
@@ -17,8 +19,10 @@ class FSDP1Strategy(ReshardsAfterEvaluation, FSDPStrategy):
     """``strategy: fsdp``: Lightning's ``FSDPStrategy`` with one unit per block.
 
     Under bf16-mixed and 16-mixed it casts norm weights to 16 bits in the forward pass as well (``fsdp2`` does not). It
-    runs on CUDA devices only; Lightning refuses others. Under 16-mixed its gradient scaler is replaced by one on whose
-    finding all ranks agree: torch's own does not ask the other ranks when the optimizer is fused.
+    runs on CUDA devices only; Lightning refuses others. Each micro-batch is reduced; Lightning's own waits for the last
+    of a window, and until then a rank holds whole gradients, added up in 16 bits under mixed precision. Under 16-mixed
+    its gradient scaler is replaced by one on whose finding all ranks agree: torch's own does not ask the other ranks
+    when the optimizer is fused.
 
     Args:
         options: What ``FSDPStrategy`` takes; ``auto_wrap_policy`` defaults to one unit per block and
@@ -34,6 +38,10 @@ class FSDP1Strategy(ReshardsAfterEvaluation, FSDPStrategy):
         super().setup_environment()
         if problem := one_device_problem(str(self.precision_plugin.precision), self.world_size):
             raise MisconfigurationException(problem)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        yield
 
     @property
     def precision_plugin(self) -> FSDPPrecision:

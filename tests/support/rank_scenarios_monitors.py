@@ -123,10 +123,15 @@ def _fsdp1() -> Any:
     return "fsdp" if rank_scenarios.ACCELERATOR == "gpu" else FSDP1OnCPU()
 
 
+def _held(trainer: Any) -> int:
+    return sum(p.grad.numel() for p in trainer.lightning_module.parameters() if p.grad is not None)
+
+
 @scenario
 def watched_fsdp() -> dict[str, Any]:
     """FSDP1: its run with monitors, passes without gradients among them, is the run without; numbers are DDP's."""
-    bare = fit2(_fsdp1(), steps=3)
+    held: set[int] = set()  # elements of gradients after a micro-batch, in an open window and at its end
+    bare = fit2(_fsdp1(), steps=3, callbacks=(Watch("on_after_backward", lambda trainer: held.add(_held(trainer))),))
     freed: set[bool] = set()
     note = Watch("on_train_batch_start", lambda trainer, *_: freed.add(trainer.strategy.model._handle.needs_unshard()))
     watched = fit2(_fsdp1(), steps=3, callbacks=(*everything(), note))
@@ -137,6 +142,7 @@ def watched_fsdp() -> dict[str, Any]:
     return {
         "apart": float(rows.abs().max()),
         "freed": sorted(freed),  # after a validation too
+        "held": sorted(held),
         "off": max(abs(ours[name] - value) / (abs(value) + 1e-3) for name, value in theirs.items()),
         "count": len(theirs),
         "violations": numbers(watched, "stability/invariant_violations")["stability/invariant_violations"],

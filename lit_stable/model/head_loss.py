@@ -18,6 +18,10 @@ from lit_stable.model.loss import IGNORED, position_losses
 
 WIDE_LOGITS = 2**28
 """How many logits of an fp32 head exist at a time: 1 GiB."""
+
+SUMS_STAY_FP32 = hasattr(torch.ops.aten.mm, "dtype")
+"""Whether products of 16 bits can be left in fp32 on CUDA: since torch 2.8."""
+
 _FP16_ONE = 2.0**15  # what 1 is stored as in fp16, whose smallest number is then 2^-39
 
 

@@ -28,6 +28,7 @@ from .private_names import align_logged_step, ready_batches
 from .progress import Progress
 from .token_weights import TokenWeights
 from .topology import data_parallel_size
+from .whole_gradients import warn_of_whole_gradients
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -114,6 +115,7 @@ class AccumulationWindows(StabilityCallback):
         self.token_weights = TokenWeights() if average_over == "tokens" else None
         self._opened_at = -1
         self._has_checked = False
+        self._has_warned = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -228,6 +230,9 @@ class AccumulationWindows(StabilityCallback):
         if trainer.num_training_batches != float("inf"):
             size = max(1, min(size, int(trainer.num_training_batches) - offset))
         trainer.accumulate_grad_batches = Window(size, offset)
+        if size > 1 and not self._has_warned:
+            self._has_warned = True
+            warn_of_whole_gradients(trainer)
         if self.token_weights is not None:
             self.token_weights.open_window()
         self._opened_at = Progress.of(trainer).steps
@@ -236,7 +241,7 @@ class AccumulationWindows(StabilityCallback):
         if isinstance(trainer.accumulate_grad_batches, Window):
             trainer.accumulate_grad_batches = 1
         restore_the_interval(trainer)
-        self._opened_at, self._has_checked = -1, False
+        self._opened_at, self._has_checked, self._has_warned = -1, False, False
 
 
 def scale_gradients(optimizer: Any, factor: float) -> None:

@@ -196,6 +196,11 @@ class GPTModule(ModelFacts):
         """(samples, tokens) of this rank's batch, for ``Progress``."""
         return batch["input_ids"].shape[0], batch["input_ids"].numel()
 
+    @property
+    def head_makes_losses(self) -> bool:
+        """Whether training hands the head the labels; a z-loss is of logits."""
+        return not self.training_loss.z_weight
+
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
@@ -223,7 +228,7 @@ class GPTModule(ModelFacts):
 
     def training_step(self, batch: Mapping[str, Tensor], batch_idx: int) -> Tensor:
         labels = batch["labels"]
-        answer = self._forward_batch(batch, None if self.training_loss.z_weight else labels)
+        answer = self._forward_batch(batch, labels if self.head_makes_losses else None)
         loss, sums, counts = self.training_loss(answer, labels)
         self.sample_losses = sums, counts, batch["source"]
         return loss

@@ -191,6 +191,7 @@ def _memory_parts(
         compiled=module.compile_option != "off",
         copies=_copied_weights(module, name.lower(), precision, shards, mesh, width * _count(outline)),
         accumulates=data.global_batch > data.micro_batch * (devices // mesh.tensor_parallel),
+        head_makes_losses=module.head_makes_losses,
     )
 
 

@@ -28,6 +28,7 @@ def memory_per_device(
     compiled: bool = True,
     copies: Literal["none", "some", "all"] = "none",
     accumulates: bool = True,
+    head_makes_losses: bool = True,
 ) -> dict[str, float]:
     """Bytes by what they hold: weights, gradients, optimizer states (all sharded); copied weights, activations, logits.
 
@@ -53,6 +54,7 @@ def memory_per_device(
             blocks, the one that computes and the next, which is being gathered; or ``all``.
         accumulates: Whether a step has several micro-batches, so that gradients exist while activations do. If not,
             gradients take the room of activations and logits as these are freed; what they take beyond that counts.
+        head_makes_losses: Whether training hands the head the labels, so that `HeadLoss` is used where it can be.
     """
     parameters = parameter_count(config)
     one_block = parameter_count(replace(config, n_layer=config.n_layer + 1)) - parameters
@@ -65,7 +67,8 @@ def memory_per_device(
         inside = _selective_bytes_per_token(config, width, tensor_parallel) if recompute == "selective" else 0
         kept = config.n_layer * tokens * (config.d_model * stream + inside) + block
     kept += _mask_bytes(config, micro_batch, length, compiled)
-    logits = _logit_bytes(config, tokens * config.vocab_size, width, tensor_parallel)
+    in_one_node = head_makes_losses and config.logit_soft_cap is None and width == 2 and tensor_parallel == 1
+    logits = _logit_bytes(config, tokens * config.vocab_size, width, in_one_node)
     every_weight = stored * parameters
     gradients = (every_weight if gradient_bytes is None else gradient_bytes) / shards
     return {
@@ -78,9 +81,9 @@ def memory_per_device(
     }
 
 
-def _logit_bytes(config: GPTConfig, logits: int, width: int, tensor_parallel: int) -> float:
+def _logit_bytes(config: GPTConfig, logits: int, width: int, in_one_node: bool) -> float:
     """Of the logits of a micro-batch, over which the loss writes their gradient on CUDA."""
-    if config.logit_soft_cap is None and width == 2 and tensor_parallel == 1:  # `HeadLoss` keeps 16 bits of each
+    if in_one_node:  # `HeadLoss` keeps 16 bits of each
         return width * logits + (4 * min(logits, WIDE_LOGITS) if config.head_fp32 else 0)
     logit = 4 if config.head_fp32 else width
     return logits * (logit + (4 + logit if config.logit_soft_cap is not None else 0))  # a cap's tanh, those before it

@@ -149,6 +149,10 @@ class VLMModule(GPTModule):
         logits: Tensor = self.gpt(input_ids)
         return logits
 
+    @property
+    def head_makes_losses(self) -> bool:
+        return False
+
     def _forward_batch(self, batch: Mapping[str, Tensor], labels: Tensor | None = None) -> Any:
         return self(batch["input_ids"], batch["images"])
 

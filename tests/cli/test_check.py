@@ -65,6 +65,13 @@ def test_sharding_divides_the_memory_of_weights_gradients_and_states(recipe, pag
     assert f"optimizer states {8 * parameters / 2 / 1024:.3g} KiB" in check(recipe, *both, "fsdp2")
 
 
+def test_a_z_loss_needs_the_logits_of_an_fp32_head_whole(recipe):
+    wide = ["--trainer.precision", "bf16-mixed", "--model.gpt.head_fp32", "true"]
+    logits = 2 * 32 * 257
+    assert f"logits {6 * logits / 1024:.3g} KiB" in check(recipe, *wide)
+    assert f"logits {4 * logits / 1024:.3g} KiB" in check(recipe, *wide, "--model.z_loss", "1e-4")
+
+
 def test_moments_in_8_bit_are_listed_and_counted(recipe):
     page = check(recipe, "--stability.eight_bit_adam.min_8bit_size", "1")
     # 257 x 16 and 32 x 16 embeddings; 12 x 16^2 in a block, in rows of 16 but for 16 rows of 64; 3 norms.

@@ -18,7 +18,13 @@ from lit_stable.model.sharding import build_gpt
 D, LAYERS, TOKENS = 64, 3, 2 * 32
 
 
-def plan(recompute: Recompute = False, compiled: bool = True, tensor_parallel: int = 1, **fields) -> dict[str, float]:
+def plan(
+    recompute: Recompute = False,
+    compiled: bool = True,
+    tensor_parallel: int = 1,
+    head_makes_losses: bool = True,
+    **fields,
+) -> dict[str, float]:
     config = GPTConfig(vocab_size=50, n_layer=LAYERS, n_head=4, d_model=D, max_length=32, **fields)
     return memory_per_device(
         config,
@@ -29,6 +35,7 @@ def plan(recompute: Recompute = False, compiled: bool = True, tensor_parallel: i
         tensor_parallel=tensor_parallel,
         recompute=recompute,
         compiled=compiled,
+        head_makes_losses=head_makes_losses,
     )
 
 
@@ -118,6 +125,8 @@ def test_an_fp32_head_keeps_16_bits_of_each_logit_and_some_logits_at_a_time(monk
     assert plan(head_fp32=True)["logits"] == TOKENS * 50 * 2 + 400
     assert plan(head_fp32=True, logit_soft_cap=30.0)["logits"] == TOKENS * 50 * 12
     assert plan(head_fp32=True, tensor_parallel=2)["logits"] == TOKENS * 50 * 4
+    assert plan(head_fp32=True, head_makes_losses=False)["logits"] == TOKENS * 50 * 4
+    assert plan(head_makes_losses=False)["logits"] == TOKENS * 50 * 2
 
 
 def test_copies_of_weights_are_the_ends_and_two_blocks_or_all():

@@ -13,6 +13,7 @@ from tiny_gpt_run import SaveEveryMicroBatch, fit
 NAMES = [
     "straight_ddp",
     "straight_fsdp2",
+    "straight_fsdp",
     "resume_ddp",
     "resume_fsdp2",
     "resume_fsdp2_bf16",
@@ -20,6 +21,7 @@ NAMES = [
     "sharded_checkpoint_for_one_rank",
     "file_of_one_device",
     "nan_on_one_rank",
+    "nan_on_one_rank_fsdp1",
     "norm_of_a_mix",
     "stop_on_one_ranks_signal",
     "damaged_shard",
@@ -47,6 +49,12 @@ def test_two_ranks_agree_with_one_process(result: dict[str, Any]) -> None:
         torch.testing.assert_close(torch.tensor(result["weights"][name]), weight, rtol=1e-4, atol=1e-5)
 
 
+@of("straight_fsdp")
+def test_losses_rates_and_norms_under_fsdp1_are_those_of_one_process(result: dict[str, Any]) -> None:
+    alone = fit(bias=True, qk_norm="rmsnorm", embed_norm=True)
+    torch.testing.assert_close(torch.tensor(result["rows"]), torch.tensor(alone.rows), rtol=1e-5, atol=1e-6)
+
+
 @of("resume_ddp", "resume_fsdp2", "resume_fsdp2_bf16", "resume_fsdp2_full")
 def test_saving_changes_nothing_and_resuming_is_bit_equal(result: dict[str, Any]) -> None:
     assert result["saving_changes_nothing"]
@@ -70,7 +78,7 @@ def test_a_file_of_one_device_goes_on_with_two_ranks(result: dict[str, Any], res
     assert result["difference"] < 1e-5
 
 
-@of("nan_on_one_rank")
+@of("nan_on_one_rank", "nan_on_one_rank_fsdp1")
 def test_a_nan_on_one_rank_stops_the_step_on_both(result: dict[str, Any]) -> None:
     assert result == {"skipped": 1, "unchanged": [True, True], "counts": [3, 3]}
 

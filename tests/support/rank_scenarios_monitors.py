@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import rank_scenarios
 import torch
 import torch.distributed as dist
 from activations_by_hand import LastBatch, expected_of
 from by_hand import ByHand, differences, norm, whole
-from fsdp1_on_cpu import FSDP1OnCPU
 from lightning.pytorch import Callback, Trainer
-from rank_scenarios import fit2, main, rank, scenario, shared_folder
+from rank_scenarios import fit2, fsdp1, main, rank, scenario, shared_folder
 from text_logger import TextLogger
 from tiny_fit import Watch
 from tiny_gpt_run import LENGTH, MICRO_BATCH, Fit, equal_bits, tiny_module
@@ -119,10 +117,6 @@ def bits_fsdp2_bf16() -> dict[str, Any]:
     return _bits("fsdp2", precision="bf16-mixed", tied=False, head_fp32=True, recompute=False)
 
 
-def _fsdp1() -> Any:
-    return "fsdp" if rank_scenarios.ACCELERATOR == "gpu" else FSDP1OnCPU()
-
-
 def _held(trainer: Any) -> int:
     return sum(p.grad.numel() for p in trainer.lightning_module.parameters() if p.grad is not None)
 
@@ -131,10 +125,10 @@ def _held(trainer: Any) -> int:
 def watched_fsdp() -> dict[str, Any]:
     """FSDP1: its run with monitors, passes without gradients among them, is the run without; numbers are DDP's."""
     held: set[int] = set()  # elements of gradients after a micro-batch, in an open window and at its end
-    bare = fit2(_fsdp1(), steps=3, callbacks=(Watch("on_after_backward", lambda trainer: held.add(_held(trainer))),))
+    bare = fit2(fsdp1(), steps=3, callbacks=(Watch("on_after_backward", lambda trainer: held.add(_held(trainer))),))
     freed: set[bool] = set()
     note = Watch("on_train_batch_start", lambda trainer, *_: freed.add(trainer.strategy.model._handle.needs_unshard()))
-    watched = fit2(_fsdp1(), steps=3, callbacks=(*everything(), note))
+    watched = fit2(fsdp1(), steps=3, callbacks=(*everything(), note))
     other = fit2("ddp", steps=3, callbacks=everything())
     rows = torch.tensor(bare.rows) - torch.tensor(watched.rows)
     families = ("weight_rms", "norm_gain", "grad_norm_", "update_rms", "adam_grad_rms", "activation_rms", "log_z")

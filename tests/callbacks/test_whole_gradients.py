@@ -34,23 +34,30 @@ def trainer(strategy: type[FSDPStrategy], model: nn.Module) -> Any:
     return SimpleNamespace(strategy=made)
 
 
-def test_windows_in_16_bits_are_warned_of() -> None:
-    with pytest.warns(
-        UserWarning, match=r"FSDPStrategy: adds up .* whole gradients of bfloat16 on every rank, .* take"
-    ):
-        warn_of_whole_gradients(trainer(FSDPStrategy, FullyShardedDataParallel(torch.bfloat16)))
+@pytest.mark.parametrize(
+    ("dtype", "what"),
+    [
+        (
+            torch.bfloat16,
+            r" of bfloat16 on every rank, which take the memory of whole weights and are rounded each time; take",
+        ),
+        (torch.float32, r" on every rank, which take the memory of whole weights; take"),
+        (None, r" on every rank, which take the memory of whole weights; take"),
+    ],
+)
+def test_a_window_of_whole_gradients_is_warned_of(dtype: torch.dtype | None, what: str) -> None:
+    with pytest.warns(UserWarning, match=rf"FSDPStrategy: adds up .* whole gradients{what}"):
+        warn_of_whole_gradients(trainer(FSDPStrategy, FullyShardedDataParallel(dtype)))
 
 
 @pytest.mark.parametrize(
     ("strategy", "model"),
     [
         (Reduces, FullyShardedDataParallel(torch.bfloat16)),
-        (FSDPStrategy, FullyShardedDataParallel(torch.float32)),
-        (FSDPStrategy, FullyShardedDataParallel(None)),
         (FSDPStrategy, nn.Linear(1, 1)),
     ],
 )
-def test_what_reduces_each_micro_batch_or_adds_up_in_fp32_is_not(strategy: Any, model: nn.Module) -> None:
+def test_what_reduces_each_micro_batch_is_not(strategy: Any, model: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_whole_gradients(trainer(strategy, model))

@@ -78,6 +78,9 @@ class AccumulationWindows(StabilityCallback):
     that callbacks see before the backward pass each is multiplied by its weight. Costs one pass over the gradients, and
     one sum over ranks, per step; the host waits for neither.
 
+    A window of several micro-batches under Lightning's own ``FSDPStrategy`` is warned of, once a fit: until the last of
+    them that one keeps whole gradients on every rank.
+
     Logged: ``progress/micro_batches`` (per optimizer step, at logging steps), ``progress/counted_tokens`` (likewise,
     over all ranks; with ``average_over="tokens"`` alone).
 

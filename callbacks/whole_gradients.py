@@ -12,13 +12,14 @@ from .shards import fsdp1_model
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-#: Of Lightning's own strategies, in either namespace; under FSDP1 it reduces the last micro-batch of a window alone.
+#: Of Lightning's own strategies, in either namespace; under FSDP1 it leaves all but a window's last micro-batch
+#: unreduced. By name, since a class of ours may have replaced it, which `isinstance` would not show.
 _PUTS_OFF = "ParallelStrategy.block_backward_sync"
 _NARROW = {torch.bfloat16, torch.float16}
 
 
 def warn_of_whole_gradients(trainer: Trainer) -> None:
-    """Say so, once a fit, where a window adds up its micro-batches in whole gradients on every rank.
+    """Say so where a window adds up its micro-batches in whole gradients on every rank.
 
     They take the memory of whole weights. In 16 bits each addition is rounded: seen on a small model, the error of a
     gradient grew from 3.1e-3 with one micro-batch to 7.9e-3 with 64, and stayed at 2.4e-3 where each is reduced.

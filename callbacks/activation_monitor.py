@@ -22,7 +22,7 @@ from .shards import local
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-_Output = tuple[Tensor, Tensor, int]  # of one output: its L2 norm and its largest element, 0-d fp32, and how many
+_Output = tuple[Tensor, Tensor, int]  # of one output: L2 norm and largest magnitude, 0-d fp32, and elements
 
 #: Role -> shell patterns for module names (``*`` spans dots). ``qkv`` is cut into its three parts where that is
 #: possible; ``residual`` are layers, so modules whose name ends in a number.
@@ -48,11 +48,11 @@ class ActivationMonitor(Monitor):
     checkpoint was still healthy.
 
     They are seen in a second forward pass of the last micro-batch on measured steps, without dropout: see
-    ``ForwardReplay``, which this installs. Modules are found by name, or by what their attention module says:
+    ``ForwardReplay``, which this installs. Mean and maximum are over the micro-batches of all ranks, and over the parts
+    that tensor-parallel ranks hold. One collective per measurement.
 
-    A fused projection is logged as ``qkv``, unless its parent has a method ``split_qkv(output) -> (q, k, v)``, or it is
-    GPT-2's ``c_attn``, whose thirds are known. Mean and maximum are over the micro-batches of all ranks, and over the
-    parts that tensor-parallel ranks hold. One collective per measurement.
+    Modules are found by name. A fused projection is logged as ``qkv``, unless its parent has a method
+    ``split_qkv(output) -> (q, k, v)``, or it is GPT-2's ``c_attn``, whose thirds are known.
 
     Logged: ``stability/activation_rms/LAYER.ROLE`` and ``stability/activation_max/LAYER.ROLE``, LAYER
     being a module's name up to its number, ROLE one of q, k, v, qkv, o, gate, fc1, fc2, residual, or of ``modules``.
@@ -148,13 +148,14 @@ def _sums(seen: Sequence[Sequence[_Output]]) -> Tensor:
     """(n, 3) fp64: sum of squares, elements and largest of each part's outputs."""
     # A few kernels for all parts together: some for each took longer to launch than to measure.
     norms, largest, _ = zip(*(output for outputs in seen for output in outputs), strict=True)
-    outputs = torch.stack([torch.stack(norms).double().square(), torch.stack(largest).double()], 1)
+    rows = torch.stack([torch.stack(norms).double().square(), torch.stack(largest).double()], 1)  # (outputs, 2)
     sizes = [len(outputs) for outputs in seen]
-    if max(sizes) > 1:
-        outputs = torch.stack([torch.stack([o[:, 0].sum(), o[:, 1].amax()]) for o in torch.split(outputs, sizes)])
-    counts = torch.tensor([float(sum(count for *_, count in one)) for one in seen], dtype=torch.float64)
-    counts = counts.pin_memory().to(outputs.device, non_blocking=True) if outputs.is_cuda else counts.to(outputs.device)
-    return torch.stack([outputs[:, 0], counts, outputs[:, 1]], 1)
+    if max(sizes) > 1:  # a module that is called several times
+        rows = torch.stack([torch.stack([own[:, 0].sum(), own[:, 1].amax()]) for own in torch.split(rows, sizes)])
+    counts = torch.tensor([float(sum(count for *_, count in outputs)) for outputs in seen], dtype=torch.float64)
+    # Unpinned, the copy would wait for the device.
+    counts = counts.pin_memory().to(rows.device, non_blocking=True) if rows.is_cuda else counts.to(rows.device)
+    return torch.stack([rows[:, 0], counts, rows[:, 1]], 1)
 
 
 def first_tensor(output: Any) -> Tensor | None:

@@ -57,13 +57,11 @@ def largest_logits(
                 # What lies behind a block's last query is not computed, and of the rest only a corner is hidden.
                 last = min(start + rows, seen) if is_causal else seen
                 queries = _in_fp32(q[part, :, start : start + rows])
-                logits = _products(queries, keys[:, :last], scale)
+                logits = _products(queries, keys[:, :last], scale)  # (B, H, R, S)
                 if is_causal and last > start:
-                    corner = logits[..., start:]
-                    corner.masked_fill_(torch.ones_like(corner[0, 0], dtype=torch.bool).triu(1), -math.inf)
+                    _hide_future(logits[..., start:])
                 if whole_mask is not None:
-                    own = whole_mask[part, :, start : start + rows, :last]
-                    logits = logits.masked_fill_(~own, -math.inf) if own.dtype == torch.bool else logits.add_(own)
+                    _apply_mask(logits, whole_mask[part, :, start : start + rows, :last])
                 largest = torch.maximum(largest, logits.amax((0, 2, 3)))
     return largest
 
@@ -77,6 +75,19 @@ def _products(q: Tensor, k: Tensor, scale: float) -> Tensor:
     queries = q.reshape(k.shape[0], -1, q.shape[-1])  # heads that share a key stand one below the other
     product = torch.baddbmm(q.new_empty(()), queries, k.transpose(1, 2), beta=0, alpha=scale)  # the first is not read
     return product.view(*q.shape[:3], -1)
+
+
+def _hide_future(logits: Tensor) -> None:
+    """In place, of (..., R, S) whose first query and first key stand at the same position."""
+    logits.masked_fill_(torch.ones_like(logits[0, 0], dtype=torch.bool).triu(1), -math.inf)
+
+
+def _apply_mask(logits: Tensor, mask: Tensor) -> None:
+    """In place; the mask has the shape of the logits."""
+    if mask.dtype == torch.bool:
+        logits.masked_fill_(~mask, -math.inf)
+    else:
+        logits.add_(mask)
 
 
 class AttentionCalls(TorchFunctionMode):

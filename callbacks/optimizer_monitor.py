@@ -89,8 +89,9 @@ class OptimizerMonitor(Monitor):
         beta1, beta2, eps = torch.tensor(options, dtype=torch.float64).to(device).unbind(1)
         states = [_state(optimizer, p) for p in sums.parameters]
         counts = [torch.as_tensor(s.get("step", 1)) for s in states]
-        at = next((c.device for c in counts if c.device == device), torch.device("cpu"))
-        steps = torch.stack([c.to(at) for c in counts]).to(device, torch.float64)
+        # Where every count lies on the host, as without ``fused``, they cross to the device together.
+        lie_on = device if any(count.device == device for count in counts) else torch.device("cpu")
+        steps = torch.stack([count.to(lie_on) for count in counts]).to(device, torch.float64)
         steps = steps.clamp(min=1)  # moments that no step has entered are 0, not 0/0
         unbiased1, unbiased2 = 1 - beta1**steps, 1 - beta2**steps
         first = sums.squares([s.get(FIRST) for s in states]) / unbiased1.square()

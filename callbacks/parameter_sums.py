@@ -56,7 +56,7 @@ class ParameterSums:
         """(n,) fp64 of one 0-d number per parameter; ``None`` counts as zero."""
         zero = torch.zeros((), device=self.device)
         parts = [zero if value is None else value.to(self.device) for value in values]
-        # Converted when they lie together: one kernel, not one for each.
+        # By way of fp32, as a zero among them would have it, and together: one kernel, not one for each.
         return torch.stack(parts).to(torch.float32).double() if parts else zero.new_zeros(0, dtype=torch.float64)
 
     def total(self, *local: Tensor) -> tuple[Tensor, ...]:

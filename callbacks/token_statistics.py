@@ -122,10 +122,10 @@ def repeated_ngrams(ids: Tensor, n: int) -> Tensor:
     total = ids.shape[1] - n + 1
     if total < 1:
         return torch.zeros(ids.shape[0], dtype=torch.float64, device=ids.device)
-    above_0 = ids.long() + 1
-    hashes = above_0[:, :total]
+    digits = ids.long()
+    hashes = digits[:, :total]
     for offset in range(1, n):
-        hashes = torch.add(above_0[:, offset : offset + total], hashes, alpha=_MULTIPLIER)
+        hashes = torch.add(digits[:, offset : offset + total], hashes, alpha=_MULTIPLIER)
     ordered = hashes.sort(1).values
     return (ordered[:, 1:] == ordered[:, :-1]).sum(1).double() / total
 

@@ -113,7 +113,10 @@ class GPT(nn.Module):
     def compute(
         self, input_ids: torch.Tensor, documents: torch.Tensor | None, context: AttentionContext
     ) -> torch.Tensor:
-        """What is left of `trunk` once it has chosen how: all that can be compiled as a whole."""
+        """What is left of `trunk` once it has chosen how: all that is compiled as a whole.
+
+        The head stays out of it: in training on CUDA it is one autograd node, with kernels of its own.
+        """
         x: torch.Tensor = self.embed(input_ids, documents)  # (B, T, D)
         for index, block in enumerate(self.blocks):
             x = block(x, context, context.layer(index))

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 IGNORED = -100
 """Label of a position that is not predicted."""
 
-
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

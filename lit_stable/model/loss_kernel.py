@@ -1,8 +1,9 @@
-"""Cross-entropy in one pass over the logits, and its gradient written over them, in Triton, on CUDA.
+"""Cross-entropy and its gradient, written over the logits or apart from them, in Triton, on CUDA.
 
-The logits are by far the largest tensor of a step: 3 GiB in bf16 for 32 samples of 1024 tokens and 50304 words. Here
-they are read once forwards, with nothing kept but two numbers a position, and once backwards, where their gradient
-takes their place: no fp32 copy, no second tensor of that size. Sums are in fp32.
+The logits are by far the largest tensor of a step: 3 GiB in bf16 for 32 samples of 1024 tokens and 50304 words.
+`CrossEntropy` reads them once forwards, with nothing kept but two numbers a position, and once backwards, where their
+gradient takes their place: no fp32 copy, no second tensor of that size. `write_losses_and_gradients`, for `HeadLoss`,
+reads them twice forwards and leaves the gradient there and then. Sums are in fp32.
 
 Only this file of the model imports Triton, which CUDA builds of torch bring along, and only a CUDA tensor imports it.
 """
@@ -96,7 +97,7 @@ def write_losses_and_gradients(
 
     Args:
         logits: Contiguous. Each row is read twice.
-        labels: Contiguous, (N,).
+        labels: Contiguous; one that is neither ignored nor in the vocabulary makes a NaN of its loss.
         losses: Written; fp32.
         gradients: Written, in its dtype; may be the logits.
         one: What 1 is written as.

@@ -151,7 +151,7 @@ class VLMModule(GPTModule):
 
     @property
     def head_makes_losses(self) -> bool:
-        return False
+        return False  # the language model is called through `sight`, which hands no labels on
 
     def _forward_batch(self, batch: Mapping[str, Tensor], labels: Tensor | None = None) -> Any:
         return self(batch["input_ids"], batch["images"])

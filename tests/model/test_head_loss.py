@@ -51,7 +51,7 @@ def test_losses_and_gradients_are_those_of_fp64(operands: Any, wide: bool, weigh
     assert (found[0][LABELS == -100] == 0).all()
 
 
-def test_gradients_are_those_of_autograd_in_the_dtypes_of_hidden_and_weight() -> None:
+def test_gradients_have_the_dtypes_of_hidden_and_weight_and_losses_are_fp32() -> None:
     hidden, weight = (t.detach().bfloat16().requires_grad_() for t in given(torch.bfloat16))
     losses = HeadLoss.apply(hidden, weight, LABELS, torch.bfloat16, False)
     assert losses.dtype == torch.float32

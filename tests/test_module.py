@@ -289,6 +289,20 @@ def test_z_loss_is_logged_apart_and_minimised_with_the_loss(tmp_path):
     assert with_z[2]["train/loss"] != plain[2]["train/loss"]
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.1])
+def test_the_head_gets_the_labels_in_training_where_no_z_loss_needs_its_logits(weight):
+    seen = set()
+
+    def note(head, args, kwargs):
+        seen.add((head.training, kwargs["labels"] is not None))
+
+    hook = Watch(
+        "on_fit_start", lambda t: t.lightning_module.gpt.head.register_forward_pre_hook(note, with_kwargs=True)
+    )
+    fit(steps=1, module=module(z_loss=weight), callbacks=(hook,))
+    assert seen == {(True, weight == 0), (False, False)}
+
+
 def test_validation_knows_no_z_loss():
     losses = {}
     for weight in (0.0, 0.5):

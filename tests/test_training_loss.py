@@ -22,6 +22,14 @@ def test_without_a_weight_it_is_the_cross_entropy_and_nothing_else():
     assert (sums.sum() / counts.sum()).item() == value.item()
 
 
+def test_of_losses_it_is_that_of_the_logits_they_are_of():
+    logits, labels = batch(0)
+    labels[1, 0] = -100
+    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+    for ours, theirs in zip(TrainingLoss()(losses, labels), TrainingLoss()(logits, labels), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_the_parts_are_means_over_the_window_and_add_up_to_what_is_minimised():
     loss, weight = TrainingLoss(0.3), 0.3
     totals, entropies, squares = [], [], []

@@ -81,12 +81,12 @@ def memory_per_device(
     }
 
 
-def _logit_bytes(config: GPTConfig, logits: int, width: int, in_one_node: bool) -> float:
-    """Of the logits of a micro-batch, over which the loss writes their gradient on CUDA."""
-    if in_one_node:  # `HeadLoss` keeps 16 bits of each
-        return width * logits + (4 * min(logits, WIDE_LOGITS) if config.head_fp32 else 0)
+def _logit_bytes(config: GPTConfig, count: int, width: int, in_one_node: bool) -> float:
+    """Of ``count`` logits, over which the loss writes their gradient on CUDA; ``in_one_node``: as `HeadLoss` does."""
+    if in_one_node:
+        return width * count + (4 * min(count, WIDE_LOGITS) if config.head_fp32 else 0)
     logit = 4 if config.head_fp32 else width
-    return logits * (logit + (4 + logit if config.logit_soft_cap is not None else 0))  # a cap's tanh, those before it
+    return count * (logit + (4 + logit if config.logit_soft_cap is not None else 0))  # a cap's tanh, those before it
 
 
 def _block_bytes_per_token(config: GPTConfig, length: int, width: int, tensor_parallel: int, compiled: bool) -> float:

@@ -41,6 +41,7 @@ class FSDP1Strategy(ReshardsAfterEvaluation, FSDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
+        """Nothing waits for the last micro-batch of a window."""
         yield
 
     @property

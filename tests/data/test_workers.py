@@ -24,16 +24,16 @@ def work(is_ready: multiprocessing.synchronize.Event) -> None:
     signal.pause()
 
 
-def train(pid: Any) -> None:
-    """Start a worker, tell its process, and wait to be killed."""
-    worker = multiprocessing.get_context("forkserver").Process(target=tell_and_wait, args=(pid,))
+def train(theirs: Any) -> None:
+    """Start a worker, which says through the pipe what process it is, and wait to be killed."""
+    worker = multiprocessing.get_context("forkserver").Process(target=tell_and_wait, args=(theirs,))
     worker.start()
     signal.pause()
 
 
-def tell_and_wait(pid: Any) -> None:
+def tell_and_wait(theirs: Any) -> None:
     begin_worker(0)
-    pid.send(os.getpid())
+    theirs.send(os.getpid())
     signal.pause()
 
 

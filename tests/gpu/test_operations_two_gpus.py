@@ -17,6 +17,8 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
 ]
 
+_SLOW = re.compile(r"bad: rank [01], .*: its \S.*: \S+ (TFLOP|GB)/s, where the median of devices like it is \S+")
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -81,6 +83,3 @@ def test_sound_devices_have_a_row_each_and_are_called_nothing_worse_than_slow(re
     # Slow is what a card is that somebody else computes on at the same time.
     is_slow = all(_SLOW.fullmatch(line) for line in said.splitlines())
     assert (result["code"], said) == (0, "2 devices, all well") or (result["code"] == 1 and is_slow)
-
-
-_SLOW = re.compile(r"bad: rank [01], .*: its \S.*: \S+ (TFLOP|GB)/s, where the median of devices like it is \S+")

@@ -13,7 +13,6 @@ from lit_stable.model import head_loss
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.head import Head
 from lit_stable.model.head_loss import HeadLoss
-from lit_stable.training_loss import TrainingLoss
 
 ROWS, VOCAB, WIDTH = 12, 50, 16
 LABELS = torch.arange(ROWS) * 4
@@ -108,10 +107,3 @@ def test_what_is_not_finite_is_seen(wrong: float) -> None:
 def test_where_nothing_is_gained_the_head_returns_logits() -> None:
     head = Head(GPTConfig(vocab_size=VOCAB, d_model=WIDTH, n_head=2))
     assert head(torch.randn(2, 3, WIDTH), labels=torch.zeros(2, 3, dtype=torch.long)).shape == (2, 3, VOCAB)
-
-
-def test_a_training_loss_of_losses_is_that_of_logits() -> None:
-    logits, labels = torch.randn(2, 6, VOCAB), LABELS.view(2, 6)
-    losses = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-    for ours, theirs in zip(TrainingLoss()(losses, labels), TrainingLoss()(logits, labels), strict=True):
-        torch.testing.assert_close(ours, theirs)

@@ -103,7 +103,9 @@ class GPT(nn.Module):
             labels: (B, T), -100 where nothing is predicted: return their cross-entropies (B, T) in fp32 instead, where
                 the head makes both in one go; elsewhere it returns logits all the same.
         """
-        return self.head(self.trunk(input_ids, documents), labels=labels)  # type: ignore[no-any-return]
+        hidden = self.trunk(input_ids, documents)  # (B, T, D)
+        answer: torch.Tensor = self.head(hidden, labels=labels)  # (B, T, V) or (B, T)
+        return answer
 
     def trunk(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids (B, T) -> final normed residual stream (B, T, D)."""

@@ -73,6 +73,7 @@ class HeadLoss(torch.autograd.Function):
 
 
 def _one(dtype: torch.dtype) -> float:
+    """What 1 is stored as among the gradients of this dtype."""
     return _FP16_ONE if dtype == torch.float16 else 1.0
 
 

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.gelu import gelu
 from lit_stable.model.norm import build_norm
 
 # B batch, T tokens, D d_model, F width inside the MLP
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
+    "gelu": gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }

@@ -22,7 +22,7 @@ WIDE_LOGITS = 2**28
 SUMS_STAY_FP32 = hasattr(torch.ops.aten.mm, "dtype")
 """Whether products of 16 bits can be left in fp32 on CUDA: since torch 2.8."""
 
-_FP16_ONE = 2.0**15  # what 1 is stored as in fp16, whose smallest number is then 2^-39
+_FP16_LOG2_ONE = 15  # gradients are stored so many powers of 2 larger in fp16, whose smallest number is then 2^-39
 
 
 class HeadLoss(torch.autograd.Function):
@@ -40,7 +40,7 @@ class HeadLoss(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(operands), weight.to(operands)
             rows, vocab = len(h), len(w)
-            unscaled = h.new_empty(rows, vocab)  # softmax minus one-hot, times `_one`
+            unscaled = h.new_empty(rows, vocab)  # softmax minus one-hot, times 2^`_log2_one`
             losses = torch.empty(rows, dtype=torch.float32, device=h.device)
             size = max(1, WIDE_LOGITS // vocab) if wide else rows
             for start in range(0, rows, size):
@@ -59,7 +59,7 @@ class HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         h, w, unscaled = ctx.saved_tensors
         hidden_dtype, weight_dtype = ctx.dtypes
-        one = _one(h.dtype)
+        one = 2.0 ** _log2_one(h.dtype)
         by_hidden = by_weight = None
         with torch.autocast(h.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
@@ -72,9 +72,9 @@ class HeadLoss(torch.autograd.Function):
         return by_hidden, by_weight, None, None, None
 
 
-def _one(dtype: torch.dtype) -> float:
-    """What 1 is stored as among the gradients of this dtype."""
-    return _FP16_ONE if dtype == torch.float16 else 1.0
+def _log2_one(dtype: torch.dtype) -> int:
+    """Of what 1 is stored as among the gradients of this dtype."""
+    return _FP16_LOG2_ONE if dtype == torch.float16 else 0
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -86,14 +86,14 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def _losses_and_gradients(logits: Tensor, labels: Tensor, losses: Tensor, gradients: Tensor) -> None:
     """Fill losses (N,) and gradients (N, V), which may be the logits themselves."""
-    one = _one(gradients.dtype)
+    log2_one = _log2_one(gradients.dtype)
     if logits.is_cuda:
         from lit_stable.model.loss_kernel import write_losses_and_gradients
 
-        write_losses_and_gradients(logits, labels, losses, gradients, one, IGNORED)
+        write_losses_and_gradients(logits, labels, losses, gradients, log2_one, IGNORED)
         return
     losses.copy_(position_losses(logits[None], labels[None], with_z=False)[0][0])
     counted = labels != IGNORED
     share = logits.float().softmax(-1)
     share[counted.nonzero()[:, 0], labels[counted]] -= 1
-    gradients.copy_(one * share * counted[:, None])
+    gradients.copy_(2.0**log2_one * share * counted[:, None])

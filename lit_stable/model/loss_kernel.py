@@ -3,9 +3,9 @@
 The logits are by far the largest tensor of a step: 3 GiB in bf16 for 32 samples of 1024 tokens and 50304 words.
 `CrossEntropy` reads them once forwards, with nothing kept but two numbers a position, and once backwards, where their
 gradient takes their place: no fp32 copy, no second tensor of that size. `write_losses_and_gradients`, for `HeadLoss`,
-reads them twice forwards and leaves the gradient there and then. Sums are in fp32.
+reads them twice forwards, the second time from a cache, and leaves the gradient there and then. Sums are in fp32.
 
-Only this file of the model imports Triton, which CUDA builds of torch bring along, and only a CUDA tensor imports it.
+Triton comes with CUDA builds of torch; only a CUDA tensor imports this file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
-_FORWARD, _BACKWARD = 4096, 2048  # elements of a tile: the fastest of about ten on an H200, V 50304
-_WARPS = 4
+# Elements of a tile, and warps: the fastest of about ten on an H200, V 50304.
+_FORWARD, _BACKWARD, _WARPS = 4096, 2048, 4
+# Of both at once, the fastest of 26: rows are begun by few programs, so that what is being read fits into the caches.
+_BOTH, _REST, _BOTH_WARPS, _PROGRAMS = 16384, 2048, 8, 6
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _add(x, largest, total):  # type: ignore[no-untyped-def]
+    """The largest of all logits seen times log2(e), and the sum of 2^(x log2(e) - largest); a NaN stays in it."""
+    higher = tl.maximum(largest, tl.max(x, axis=0) * _LOG2_E)
+    return higher, total * tl.exp2(largest - higher) + tl.sum(tl.exp2(x * _LOG2_E - higher), axis=0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -30,13 +39,11 @@ def _losses(logits_ptr, labels_ptr, losses_ptr, log_z_ptr, vocab, IGNORED: tl.co
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * vocab
     largest = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)  # sum of 2^(x - largest); a NaN stays in it
+    total = tl.zeros((), tl.float32)
     for start in range(0, vocab, TILE):
         at = start + tl.arange(0, TILE)
-        x = tl.load(logits_ptr + at, mask=at < vocab, other=float("-inf")).to(tl.float32) * _LOG2_E
-        higher = tl.maximum(largest, tl.max(x, axis=0))
-        total = total * tl.exp2(largest - higher) + tl.sum(tl.exp2(x - higher), axis=0)
-        largest = higher
+        x = tl.load(logits_ptr + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+        largest, total = _add(x, largest, total)
     log_z = (largest + tl.log2(total)) * _LN_2
     label = tl.load(labels_ptr + row)
     known = (label >= 0) & (label < vocab)
@@ -63,50 +70,66 @@ def _gradient(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _losses_and_gradients(  # type: ignore[no-untyped-def]
-    logits_ptr, labels_ptr, losses_ptr, out_ptr, vocab, ONE: tl.constexpr, IGNORED: tl.constexpr, TILE: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * vocab
-    out_ptr += row * vocab
-    label = tl.load(labels_ptr + row)
-    # Before the loop, whose reductions all threads wait for: the second loop may write over it.
-    known = (label >= 0) & (label < vocab)
-    logit = tl.load(logits_ptr + label, mask=known, other=float("nan")).to(tl.float32)
-    largest = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
-    for start in range(0, vocab, TILE):
-        at = start + tl.arange(0, TILE)
-        x = tl.load(logits_ptr + at, mask=at < vocab, other=float("-inf")).to(tl.float32) * _LOG2_E
-        higher = tl.maximum(largest, tl.max(x, axis=0))
-        total = total * tl.exp2(largest - higher) + tl.sum(tl.exp2(x - higher), axis=0)
-        largest = higher
-    log2_z = largest + tl.log2(total)
-    tl.store(losses_ptr + row, tl.where(label == IGNORED, 0.0, log2_z * _LN_2 - logit))
-    counted = tl.where(label == IGNORED, 0.0, ONE)
-    for start in range(0, vocab, TILE):
-        at = start + tl.arange(0, TILE)
-        x = tl.load(logits_ptr + at, mask=at < vocab, other=0.0).to(tl.float32) * _LOG2_E
-        gradient = (tl.exp2(x - log2_z) - tl.where(at == label, 1.0, 0.0)) * counted
-        tl.store(out_ptr + at, gradient.to(out_ptr.dtype.element_ty), mask=at < vocab)
+    logits_ptr, labels_ptr, losses_ptr, out_ptr, rows, vocab,
+    LOG2_ONE: tl.constexpr, IGNORED: tl.constexpr, TILE: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    whole = vocab // TILE * TILE  # what full tiles hold; the rest is left to shorter ones, or much would be masked
+    for number in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = tl.cast(number, tl.int64)
+        logits = logits_ptr + row * vocab
+        out = out_ptr + row * vocab
+        label = tl.load(labels_ptr + row)
+        # Before the loops, whose reductions all threads wait for: gradients may be written over it.
+        known = (label >= 0) & (label < vocab)
+        logit = tl.load(logits + label, mask=known, other=float("nan")).to(tl.float32)
+        largest = tl.full((), float("-inf"), tl.float32)
+        total = tl.zeros((), tl.float32)
+        for start in range(0, whole, TILE):
+            x = tl.load(logits + start + tl.arange(0, TILE), eviction_policy="evict_last").to(tl.float32)
+            largest, total = _add(x, largest, total)
+        for start in range(whole, vocab, REST):
+            at = start + tl.arange(0, REST)
+            x = tl.load(logits + at, mask=at < vocab, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)
+            largest, total = _add(x, largest, total)
+        log2_z = largest + tl.log2(total)
+        tl.store(losses_ptr + row, tl.where(label == IGNORED, 0.0, log2_z * _LN_2 - logit))
+        shift = tl.where(label == IGNORED, float("inf"), log2_z - LOG2_ONE)  # 2^(x log2(e) - shift): the softmax
+        # Back to front: what was read last is the most likely to be in a cache still.
+        for start in range(whole, vocab, REST):
+            at = start + tl.arange(0, REST)
+            x = tl.load(logits + at, mask=at < vocab, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            share = tl.exp2(x * _LOG2_E - shift).to(out_ptr.dtype.element_ty)
+            tl.store(out + at, share, mask=at < vocab, eviction_policy="evict_first")
+        for done in range(0, whole, TILE):
+            at = whole - TILE - done + tl.arange(0, TILE)
+            x = tl.load(logits + at, eviction_policy="evict_first").to(tl.float32)
+            share = tl.exp2(x * _LOG2_E - shift).to(out_ptr.dtype.element_ty)
+            tl.store(out + at, share, eviction_policy="evict_first")
+        tl.debug_barrier()  # the label's share is there, from whichever thread
+        ONE: tl.constexpr = 2.0**LOG2_ONE
+        of_label = tl.exp2(logit * _LOG2_E - shift) - ONE
+        tl.store(out + label, of_label.to(out_ptr.dtype.element_ty), mask=known & (label != IGNORED))
 
 
 def write_losses_and_gradients(
-    logits: Tensor, labels: Tensor, losses: Tensor, gradients: Tensor, one: float, ignored: int
+    logits: Tensor, labels: Tensor, losses: Tensor, gradients: Tensor, log2_one: int, ignored: int
 ) -> None:
-    """Of logits (N, V) and labels (N,) write the cross-entropies (N,), fp32, and ``one`` (softmax - one-hot), (N, V).
+    """Of logits (N, V) and labels (N,) write the cross-entropies (N,), fp32, and softmax minus one-hot, (N, V).
 
     Args:
         logits: Contiguous. Each row is read twice.
         labels: Contiguous; one that is neither ignored nor in the vocabulary makes a NaN of its loss.
         losses: Written; fp32.
         gradients: Written, in its dtype; may be the logits.
-        one: What 1 is written as.
+        log2_one: Gradients are written 2^log2_one times as large.
         ignored: The label of rows without loss and gradient.
     """
     rows, vocab = logits.shape
-    _losses_and_gradients[(rows,)](
-        logits, labels, losses, gradients, vocab, ONE=one, IGNORED=ignored, TILE=_FORWARD, num_warps=_WARPS
-    )
+    programs = _PROGRAMS * torch.cuda.get_device_properties(logits.device).multi_processor_count
+    _losses_and_gradients[(min(rows, programs),)](
+        logits, labels, losses, gradients, rows, vocab,
+        LOG2_ONE=log2_one, IGNORED=ignored, TILE=_BOTH, REST=_REST, num_warps=_BOTH_WARPS,
+    )  # fmt: skip
 
 
 class CrossEntropy(torch.autograd.Function):

@@ -15,6 +15,7 @@ from lit_stable.model.head_loss import WIDE_LOGITS, HeadLoss
 from lit_stable.model.loss import IGNORED, position_losses, sample_losses, sample_losses_with_z
 
 pytestmark = pytest.mark.gpu
+ROWS = 1700  # more than programs are begun on any card
 
 
 def given(vocab: int, dtype: torch.dtype, batch: int = 3, length: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,8 +60,8 @@ def test_it_is_the_cross_entropy_and_its_gradient(vocab: int, dtype: torch.dtype
 @pytest.mark.parametrize("vocab", [1000, 16383, 50304])
 def test_head_and_loss_in_one_node_are_those_of_fp64(vocab: int, operands: torch.dtype, wide: bool) -> None:
     torch.manual_seed(0)
-    hidden, weight = (torch.randn(n, 64, device="cuda").to(operands).float() for n in (600, vocab))
-    labels = torch.randint(vocab, (600,), device="cuda")
+    hidden, weight = (torch.randn(n, 64, device="cuda").to(operands).float() for n in (ROWS, vocab))
+    labels = torch.randint(vocab, (ROWS,), device="cuda")
     labels[::7] = IGNORED
     given = [t.clone().requires_grad_() for t in (hidden, weight)]
     exact = [t.double().requires_grad_() for t in (hidden, weight)]
@@ -68,7 +69,7 @@ def test_head_and_loss_in_one_node_are_those_of_fp64(vocab: int, operands: torch
     expected = F.cross_entropy(exact[0] @ exact[1].T, labels, ignore_index=IGNORED, reduction="none")
     coarse = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[operands]  # narrow logits, up to 40, are rounded too
     torch.testing.assert_close(losses.double(), expected, rtol=0, atol=1e-4 if wide else 64 * coarse)
-    weights = torch.rand(600, device="cuda") / 600
+    weights = torch.rand(ROWS, device="cuda") / ROWS
     (losses * weights).sum().backward()
     (expected * weights).sum().backward()
     for ours, theirs in zip(given, exact, strict=True):

@@ -78,6 +78,7 @@ def makers(size: str, root: str, counted: int) -> dict[str, tuple[str, Callable[
         "fit": (OURS, lambda: fit(size, root, counted)),
         "whole": (f"{OURS}, `model.compile: whole`", lambda: fit(size, root, counted, **{"model.compile": "whole"})),
         "head": (f"{OURS}, `head_fp32`", lambda: fit(size, root, counted, **{"model.gpt.head_fp32": "true"})),
+        "true": (f"{OURS}, `bf16-true`", lambda: fit(size, root, counted, **{"trainer.precision": "bf16-true"})),
         "eight_bit": (f"{OURS}, `EightBitAdam`", lambda: fit(size, root, counted, "stability/eight_bit_adam")),
         "litgpt": ("LitGPT's model, bf16-mixed", lambda: litgpt(shape, counted)),
         "litgpt_true": ("LitGPT's model, bf16-true", lambda: litgpt(shape, counted, torch.bfloat16)),
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--size", choices=RECIPES, default="124m", help="tiny: to try the script on a CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="counted steps in a turn")
-    also = ["whole", "head", "eight_bit", "litgpt", "litgpt_true"]
+    also = ["whole", "head", "true", "eight_bit", "litgpt", "litgpt_true"]
     parser.add_argument("--beside", nargs="*", choices=also, default=["litgpt"], help="what takes turns with the two")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -10,12 +10,13 @@ from jsonargparse import ArgumentParser
 
 from lit_stable.callbacks.control_orders import LEDGER, Done, new_order, place, read_ledger
 from lit_stable.run.branch import stored_recipes
+from lit_stable.run.under_way import holder
 
 _POLL = 0.2  # seconds
 
 
 def run_ctl(argv: Sequence[str]) -> int:
-    """Parse the arguments of ``ctl``, give the order, and say what became of it; 1 where it was not heard in time."""
+    """Parse the arguments of ``ctl``, give the order, and say what became of it; 1 where nobody takes it."""
     parser = ArgumentParser(
         prog="lit-stable ctl",
         description="Give an order to a run under way. All ranks carry it out at one step boundary, and it is written"
@@ -31,7 +32,8 @@ def run_ctl(argv: Sequence[str]) -> int:
 
 
 def give_order(run: Path, words: str, wait: float = 0.0) -> tuple[str, bool]:
-    """Place an order and wait for it; what to print, and whether it was carried out if that was waited for.
+    """Place an order and wait for it; what to print, and whether it was carried out, or, if that was not waited for,
+    whether a run is under way that will.
 
     Raises:
         ValueError: when the folder is no run's.
@@ -46,8 +48,13 @@ def give_order(run: Path, words: str, wait: float = 0.0) -> tuple[str, bool]:
         time.sleep(_POLL)
     if done is not None:
         return f"{words}: done after step {done.step}", True
+    nobody = (
+        "" if holder(run) else "; no run is under way there as far as its lock tells, and the next to go on takes it"
+    )
     if wait:
-        return f"{words}: not carried out in {wait:g} s; it stays in {path} until the run takes it.", False
+        return f"{words}: not carried out in {wait:g} s; it stays in {path} until the run takes it{nobody}.", False
+    if nobody:
+        return f"{words}: left in {path}{nobody}.", False
     return (
         f"{words}: left in {path}; the run takes it at its next step boundary and writes it into {run / LEDGER}",
         True,

@@ -30,6 +30,7 @@ from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import say
 from lit_stable.run.fingerprint import environment_changes, fingerprint
 from lit_stable.run.folder import checkpoint_step, new_folder
+from lit_stable.run.under_way import UnderWay
 
 
 @judges_arguments(ValueError, "run")
@@ -82,6 +83,7 @@ class Session(Callback):
         self.folder: Path | None = None
         self._weights_alone = weights_alone
         self._own_loggers = own_loggers
+        self._under_way = UnderWay()
         self._environment: dict[str, Any] = {}
         # From the checkpoint's recipe and data.
         self._differences: list[str] = ["ckpt_part: all -> weights"] if weights_alone else []
@@ -102,6 +104,7 @@ class Session(Callback):
         facts = {**self._environment, "data": trainer.datamodule.fingerprint()}  # type: ignore[attr-defined]
         if self.folder is None:  # a second fit with the same trainer goes on in the folder of the first
             self._open_folder(trainer, facts)
+        self._hold_folder(trainer)
         self._count(trainer, facts)
 
     def _open_folder(self, trainer: Trainer, facts: dict[str, Any]) -> None:
@@ -112,6 +115,15 @@ class Session(Callback):
             placed = isinstance(callback, Recovery) and callback.folder is not None
             if isinstance(callback, (Checkpoints, Recovery, RunControl)) and not placed:
                 callback.folder = self.folder
+
+    def _hold_folder(self, trainer: Trainer) -> None:
+        assert self.folder is not None
+        other = self._under_way.take(self.folder) if trainer.is_global_zero else None
+        if other := trainer.strategy.broadcast(other):
+            raise MisconfigurationException(
+                f"{self.folder}: a run is under way there ({other}), and a folder has one at a time; stop that one, or"
+                " begin a branch of it with --ckpt_path."
+            )
 
     def _count(self, trainer: Trainer, facts: dict[str, Any]) -> None:
         """Each fit has log files of its own: what one has logged before a rewind must not be written over."""
@@ -149,6 +161,12 @@ class Session(Callback):
             TensorBoardLogger(save_dir=folder, name="", version="tensorboard", purge_step=purge_step),
             CSVLogger(save_dir=folder, name="", version=f"csv-{self.number:02d}"),
         ]
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._under_way.give_back()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._under_way.give_back()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

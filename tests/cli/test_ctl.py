@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 from tiny_recipe import command, start, write_recipe
@@ -16,6 +17,10 @@ def test_a_run_under_way_is_steered_and_stopped_and_goes_on(tmp_path: Path) -> N
         if line.startswith(b"saved "):
             break
     run = tmp_path / "runs" / "tiny" / "0001"
+    process.send_signal(signal.SIGSTOP)  # or the checkpoint that is found is gone when it is read
+    twice = command("fit", "--config", recipe, "--resume", "auto")
+    process.send_signal(signal.SIGCONT)
+    assert (twice.code, f"a run is under way there (process {process.pid} on " in twice.err) == (2, True), twice.err
     assert command("ctl", run, "lr*=0.5", "--wait", "60").code == 0
     assert command("ctl", run, "validate").out.startswith("validate: left in ")
     assert command("ctl", run, "stop", "--wait", "60").out.startswith("stop: done after step ")
@@ -26,6 +31,7 @@ def test_a_run_under_way_is_steered_and_stopped_and_goes_on(tmp_path: Path) -> N
     assert (run / "checkpoints" / f"step-{stopped:08d}.ckpt").exists()
     words = ["fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", str(stopped + 2)]
     assert command(*words).code == 0
+    assert command("ctl", run, "save").code == 1
     last = (run / "csv-02" / "metrics.csv").read_text().splitlines()
     factor = last[0].split(",").index("stability/control_lr_factor")
     assert {row.split(",")[factor] for row in last[1:]} - {""} == {"0.5"}
@@ -40,5 +46,9 @@ def test_what_is_no_run_or_no_order_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe-01.yaml").touch()
     assert command("ctl", tmp_path, "halt").code == 2
     done = command("ctl", tmp_path, "save", "--wait", "0.1")
-    assert (done.code, "not carried out in 0.1 s" in done.out) == (1, True)
+    assert (done.code, "not carried out in 0.1 s" in done.out, "no run is under way there" in done.out) == (
+        1,
+        True,
+        True,
+    )
     assert len(list((tmp_path / INBOX).iterdir())) == 1

@@ -25,6 +25,26 @@ def test_the_trainer_and_the_plain_loop_take_turns(script: Any, tmp_path: Path) 
     assert found[throughput.OURS].contender.trainer.global_step == 2 * (throughput.UNCOUNTED + 1)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    {
+        "nvjet_sm90_tst_192x192_64x4_2x1_v_bz_coopB_TNN": "matrix products",
+        "void cublasLt::splitKreduce_kernel<32, 16, int>": "matrix products",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16": "attention",
+        "_losses_and_gradients": "head's loss",
+        "triton_red_fused__log_softmax_prepare_softmax_online_15": "head's loss",
+        "_slope": "GELU",
+        "triton_poi_fused__unsafe_view_gelu_6": "GELU",
+        "triton_per_fused__to_copy__unsafe_view_add_native_layer_norm_3": "norms",
+        "triton_poi_fused__to_copy_t_4": "casts and copies",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda": "casts and copies",
+        "triton_poi_fused__unsafe_view_add_6": "other",
+    }.items(),
+)
+def test_a_kernel_is_of_the_kind_that_its_name_tells(script: Any, kernel: str, kind: str) -> None:
+    assert script("kernels").kind_of(kernel) == kind
+
+
 def test_every_callback_is_timed_alone_and_all_together(script: Any, tmp_path: Path) -> None:
     callbacks = script("callbacks")
     options = {**callbacks.SIZES["tiny"], "data.global_batch": 2}

@@ -1,0 +1,90 @@
+"""Where the device's time goes: kernels in a step of what `throughput.py` compares, by kind. A script; it is no test.
+
+Each program trains one turn under torch's profiler, which slows the host and not the kernels; what a step takes is
+measured by `throughput.py`. A kernel counts to the first kind that its name is of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import logging
+import re
+import tempfile
+import time
+import warnings
+
+import lightning
+import torch
+from throughput import RECIPES, UNCOUNTED, Quiet, contenders, makers
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+from turns import device_name
+
+from lit_stable.strategies import fsdp1, fsdp2
+
+KINDS = {
+    "matrix products": r"gemm|nvjet|cutlass|splitK",
+    "attention": r"flash|fmha|cudnn|sdpa",
+    "head's loss": r"_losses|^_gradient|softmax|nll_loss",
+    "GELU": r"gelu|^_slope|erf",
+    "optimizer and norm": r"multi_tensor_apply",
+    "norms": r"layer_norm|GammaBeta",
+    "casts and copies": r"to_copy|copy_kernel|Memcpy|Memset",
+    "other": r"",
+}
+
+
+def kind_of(kernel: str) -> str:
+    return next(kind for kind, pattern in KINDS.items() if re.search(pattern, kernel))
+
+
+def kernel_times(contender: Quiet, steps: int) -> tuple[dict[str, float], list[tuple[float, float, str]]]:
+    """Milliseconds per step by kind; and of every kernel milliseconds, launches per step, and its name."""
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        contender.turn()
+    spent: collections.Counter[str] = collections.Counter()
+    launched: collections.Counter[str] = collections.Counter()
+    for event in trace.events():
+        if event.device_type == DeviceType.CUDA:
+            spent[event.name] += event.device_time_total / steps / 1e3
+            launched[event.name] += 1
+    by_kind = dict.fromkeys(KINDS, 0.0)
+    for name, taken in spent.items():
+        by_kind[kind_of(name)] += taken
+    return by_kind, [(taken, launched[name] / steps, name) for name, taken in spent.most_common()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=RECIPES, default="124m")
+    parser.add_argument("--steps", type=int, default=20, help="counted steps in a turn")
+    parser.add_argument("--of", nargs="+", default=["plain", "fit"], help="programs, as throughput.py names them")
+    parser.add_argument("--longest", type=int, default=0, metavar="N", help="print also the N longest kernels of each")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_float32_matmul_precision("high")
+    fsdp1.register_strategies()
+    fsdp2.register_strategies()
+    with tempfile.TemporaryDirectory() as root:
+        known = makers(arguments.size, root, arguments.steps)
+        found, _ = contenders(arguments.size, root, arguments.steps, arguments.of)
+        columns = {}
+        for which in arguments.of:
+            name = known[which][0]
+            uncounted = 2 if which == "plain" or which.startswith("litgpt") else UNCOUNTED
+            columns[which], kernels = kernel_times(found[name], arguments.steps + uncounted)
+            for taken, launches, kernel in kernels[: arguments.longest]:
+                print(f"{which}: {taken:9.3f} ms in {launches:7.2f} launches  {kernel[:120]}")
+    print(f"{time.strftime('%Y-%m-%d')}, {device_name()}, torch {torch.__version__}, lightning {lightning.__version__}")
+    print(f"{RECIPES[arguments.size][1]}, ms of kernels in a step")
+    print("| |" + "".join(f" {which} |" for which in columns))
+    print("|---|" + "--:|" * len(columns))
+    for kind in KINDS:
+        print(f"| {kind} |" + "".join(f" {column[kind]:.2f} |" for column in columns.values()))
+    print("| all |" + "".join(f" {sum(column.values()):.2f} |" for column in columns.values()))
+
+
+if __name__ == "__main__":
+    main()

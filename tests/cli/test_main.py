@@ -66,7 +66,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 def test_a_fit_writes_its_recipe_logs_and_a_checkpoint(fitted):
     names = {path.name for path in fitted.run.iterdir()}
-    own = {"recipe-01.yaml", "environment-01.yaml", "sessions.jsonl", "start-01.txt"}
+    own = {"recipe-01.yaml", "environment-01.yaml", "sessions.jsonl", "start-01.txt", "under_way.json"}
     assert names == {*own, "csv-01", "tensorboard", "checkpoints"}
     assert [path.name for path in (fitted.run / "checkpoints").glob("*.ckpt")] == [fitted.last.name]
     assert list(losses(fitted.run)) == list(range(1, STEPS + 1))

@@ -157,4 +157,5 @@ def test_without_a_logger_nothing_is_logged(tmp_path):
         "environment-01.yaml",
         "start-01.txt",
         "checkpoints",
+        "under_way.json",
     }

@@ -103,27 +103,29 @@ class Session(Callback):
             raise MisconfigurationException("\n".join(problems))
         facts = {**self._environment, "data": trainer.datamodule.fingerprint()}  # type: ignore[attr-defined]
         if self.folder is None:  # a second fit with the same trainer goes on in the folder of the first
-            self._open_folder(trainer, facts)
-        self._hold_folder(trainer)
+            chosen = self._choose_folder(facts) if trainer.is_global_zero else None
+            folder = Path(trainer.strategy.broadcast(str(chosen)))
+            self._hold(trainer, folder)
+            self._open(trainer, folder)
+        else:
+            self._hold(trainer, self.folder)
         self._count(trainer, facts)
 
-    def _open_folder(self, trainer: Trainer, facts: dict[str, Any]) -> None:
-        folder = self._choose_folder(facts) if trainer.is_global_zero else None
-        self.folder = Path(trainer.strategy.broadcast(str(folder)))
-        Events.of(trainer).folder = self.folder
+    def _hold(self, trainer: Trainer, folder: Path) -> None:
+        other = self._under_way.take(folder) if trainer.is_global_zero else None
+        if other := trainer.strategy.broadcast(other):
+            raise MisconfigurationException(
+                f"{folder}: a run is under way there ({other}), and a folder has one at a time; stop that one, or begin"
+                " a branch of it with --ckpt_path."
+            )
+
+    def _open(self, trainer: Trainer, folder: Path) -> None:
+        # Not before it is held: who is told of a folder writes into it, his last words of a refusal too.
+        self.folder = Events.of(trainer).folder = folder
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             placed = isinstance(callback, Recovery) and callback.folder is not None
             if isinstance(callback, (Checkpoints, Recovery, RunControl)) and not placed:
-                callback.folder = self.folder
-
-    def _hold_folder(self, trainer: Trainer) -> None:
-        assert self.folder is not None
-        other = self._under_way.take(self.folder) if trainer.is_global_zero else None
-        if other := trainer.strategy.broadcast(other):
-            raise MisconfigurationException(
-                f"{self.folder}: a run is under way there ({other}), and a folder has one at a time; stop that one, or"
-                " begin a branch of it with --ckpt_path."
-            )
+                callback.folder = folder
 
     def _count(self, trainer: Trainer, facts: dict[str, Any]) -> None:
         """Each fit has log files of its own: what one has logged before a rewind must not be written over."""

@@ -11,7 +11,8 @@ from lit_stable.callbacks.control_orders import INBOX, read_ledger
 
 
 def test_a_run_under_way_is_steered_and_stopped_and_goes_on(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, trainer__max_steps=1_000_000, model__schedule__horizon=1_000_000)
+    endless = {"trainer__max_steps": 1_000_000, "model__schedule__horizon": 1_000_000}
+    recipe = write_recipe(tmp_path, **endless, stability__black_box={"steps": 4})
     process = start("fit", "--config", recipe)
     for line in process.stdout:
         if line.startswith(b"saved "):
@@ -21,6 +22,7 @@ def test_a_run_under_way_is_steered_and_stopped_and_goes_on(tmp_path: Path) -> N
     twice = command("fit", "--config", recipe, "--resume", "auto")
     process.send_signal(signal.SIGCONT)
     assert (twice.code, f"a run is under way there (process {process.pid} on " in twice.err) == (2, True), twice.err
+    assert not (run / "blackbox").exists()  # nor does the one that is refused write its last words there
     assert command("ctl", run, "lr*=0.5", "--wait", "60").code == 0
     assert command("ctl", run, "validate").out.startswith("validate: left in ")
     assert command("ctl", run, "stop", "--wait", "60").out.startswith("stop: done after step ")

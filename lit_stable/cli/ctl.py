@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lit_stable.callbacks.control_orders import LEDGER, Done, new_order, place, read_ledger
 from lit_stable.run.branch import stored_recipes
-from lit_stable.run.under_way import holder
+from lit_stable.run.under_way import is_free
 
 _POLL = 0.2  # seconds
 
@@ -32,8 +32,11 @@ def run_ctl(argv: Sequence[str]) -> int:
 
 
 def give_order(run: Path, words: str, wait: float = 0.0) -> tuple[str, bool]:
-    """Place an order and wait for it; what to print, and whether it was carried out, or, if that was not waited for,
-    whether a run is under way that will.
+    """Place an order and wait for it.
+
+    Returns:
+        What to print; and whether the order was carried out or, if that was not waited for, whether it will be, as far
+        as is known.
 
     Raises:
         ValueError: when the folder is no run's.
@@ -49,7 +52,7 @@ def give_order(run: Path, words: str, wait: float = 0.0) -> tuple[str, bool]:
     if done is not None:
         return f"{words}: done after step {done.step}", True
     nobody = (
-        "" if holder(run) else "; no run is under way there as far as its lock tells, and the next to go on takes it"
+        "; no run is under way there as far as its lock tells, and the next to go on takes it" if is_free(run) else ""
     )
     if wait:
         return f"{words}: not carried out in {wait:g} s; it stays in {path} until the run takes it{nobody}.", False

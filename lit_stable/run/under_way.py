@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
@@ -17,6 +18,8 @@ except ImportError:  # Windows: nobody is told anything, nobody is refused
 
 LOCK = "under_way.json"
 """Locked, byte 0, while a fit in the folder is under way, and says by whom; what it says alone means nothing."""
+
+_PATIENCE, _POLL = 5.0, 0.01  # seconds
 
 
 class UnderWay:
@@ -30,17 +33,23 @@ class UnderWay:
         self._file: IO[str] | None = None
 
     def take(self, folder: Path) -> str | None:
-        """Hold the folder from now on; where another process holds it, nothing but what it says of itself."""
+        """Hold the folder from now on; where another process holds it, nothing but what it says of itself.
+
+        That is ``process 71 on node3 since 2026-...``.
+        """
         self.give_back()
-        file = (folder / LOCK).open("a+")
-        if not _lock(file):
-            file.close()
-            return holder(folder) or "a process that ends just now"
-        file.truncate(0)
+        path = folder / LOCK
+        self._file = path.open("a+")
+        until = time.monotonic() + _PATIENCE
+        while _lock(self._file) is False:
+            if not is_free(folder) or time.monotonic() > until:
+                self.give_back()
+                return _named(path)
+            time.sleep(_POLL)  # whoever only looked has it no longer
+        self._file.truncate(0)
         since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        json.dump({"host": socket.gethostname(), "process": os.getpid(), "since": since}, file)
-        file.flush()
-        self._file = file
+        json.dump({"host": socket.gethostname(), "process": os.getpid(), "since": since}, self._file)
+        self._file.flush()
         return None
 
     def give_back(self) -> None:
@@ -49,28 +58,37 @@ class UnderWay:
             self._file = None
 
 
-def holder(folder: Path) -> str | None:
-    """Which process trains in a folder, as ``process 71 on node3 since 2026-...``; ``None`` where none does, as far as
-    the file system tells. Not for the process that holds it: to look is to free it."""
+def is_free(folder: Path) -> bool:
+    """Whether no process trains in a folder; ``False`` too where there are no locks, so that nobody can tell.
+
+    Not for the process that holds it: to look is to free it.
+    """
     path = folder / LOCK
     if not path.is_file():
-        return None
-    with path.open("r+") as file:
-        if _lock(file):
-            return None
-        try:
-            found = json.load(file)
-        except ValueError:  # it is about to write
-            found = {}
+        return True
+    with path.open() as file:
+        return _lock(file, shared=True) is True
+
+
+def _named(path: Path) -> str:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:  # it is about to write
+        found = {}
     return f"process {found.get('process', '?')} on {found.get('host', '?')} since {found.get('since', '?')}"
 
 
-def _lock(file: IO[str]) -> bool:
-    """Whether nobody else holds it; then this process does until the file is closed."""
+def _lock(file: IO[str], shared: bool = False) -> bool | None:
+    """Whether nobody else holds it, so that this process does until the file is closed; ``None``: there are no locks.
+
+    Args:
+        file: Open for writing, or, for a shared lock, for reading.
+        shared: Keep out those who take it, and not those who look too.
+    """
     if fcntl is None:
-        return True
+        return None
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+        fcntl.lockf(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB, 1)
     except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN)  # of other errors it is no lock that is the cause
+        return False if error.errno in (errno.EACCES, errno.EAGAIN) else None
     return True

@@ -164,10 +164,10 @@ class LitStableCLI(LightningCLI):
         recipe = self.recipe
         recipe["run"]["name"] = name  # so that the stored recipe, run by its path, still has this name
         alone = begins.weights_alone
-        session = Session(root, name, recipe, begins.checkpoint, begins.resumed, own_loggers, weights_alone=alone)
+        self._session = Session(root, name, recipe, begins.checkpoint, begins.resumed, own_loggers, weights_alone=alone)
         self.model.initial_weights = begins.checkpoint if alone else None
         return [
-            session,
+            self._session,
             *of_spine,
             self._get(self.config_init, "control"),
             self._stop,
@@ -218,6 +218,8 @@ class LitStableCLI(LightningCLI):
             # A checkpoint that cannot be read or written is no fault of the recipe.
             failed = self._report.started or isinstance(error, CheckpointError)
             raise (RunFailed if failed else UserError)(sentence(error)) from error
+        finally:
+            self._session.leave()
         checkpoint = self._begins.checkpoint
         if subcommand == "fit" and checkpoint and not self._report.started:
             steps = Progress.of(self.trainer).steps

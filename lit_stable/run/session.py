@@ -119,6 +119,14 @@ class Session(Callback):
                 " a branch of it with --ckpt_path."
             )
 
+    def leave(self) -> None:
+        """Let others go on in the folder.
+
+        Not at the end of a fit: when this callback has had its turn others still write, and what follows may be a
+        rewind, which is another fit.
+        """
+        self._under_way.give_back()
+
     def _open(self, trainer: Trainer, folder: Path) -> None:
         # Not before it is held: who is told of a folder writes into it, his last words of a refusal too.
         self.folder = Events.of(trainer).folder = folder
@@ -163,12 +171,6 @@ class Session(Callback):
             TensorBoardLogger(save_dir=folder, name="", version="tensorboard", purge_step=purge_step),
             CSVLogger(save_dir=folder, name="", version=f"csv-{self.number:02d}"),
         ]
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._under_way.give_back()
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._under_way.give_back()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]

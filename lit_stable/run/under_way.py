@@ -35,10 +35,12 @@ class UnderWay:
     def take(self, folder: Path) -> str | None:
         """Hold the folder from now on; where another process holds it, nothing but what it says of itself.
 
-        That is ``process 71 on node3 since 2026-...``.
+        That is ``process 71 on node3 since 2026-...``. One that is held already is not let go in between.
         """
-        self.give_back()
         path = folder / LOCK
+        if self._file is not None and Path(self._file.name) == path:
+            return None
+        self.give_back()
         self._file = path.open("a+")
         until = time.monotonic() + _PATIENCE
         while _lock(self._file) is False:

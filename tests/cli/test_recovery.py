@@ -6,6 +6,8 @@ import csv
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tiny_recipe import Done, command, losses, write_recipe
 
 from lit_stable.callbacks.recovery_ledger import FILE, read_ledger
 from lit_stable.callbacks.recovery_remedies import Remedies
+from lit_stable.run.poisoned_samples import PoisonedSamples
 
 DRILL = {"class_path": "lit_stable.run.poisoned_samples.PoisonedSamples", "init_args": {"first": 33, "last": 34}}
 RUNGS = [{"do": "rewind", "before": 0, "after": 1, "max_times": 2}, {"do": "stop"}]
@@ -43,6 +46,21 @@ def test_it_steps_back_and_comes_to_the_end(rescued: tuple[Done, Path]) -> None:
     assert (rewind.step, rewind.done["to"], rewind.done["dropped"]) == (9, 8, [[32, 40]])
     assert re.search(r"^steps +14 \(0 skipped\)", done.out, re.MULTILINE)
     assert "nan" not in losses(folder)[14]
+
+
+def test_the_folder_is_held_until_the_command_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "runs" / "r" / "0001"
+    ask = "import sys, pathlib; from lit_stable.run.under_way import is_free; print(is_free(pathlib.Path(sys.argv[1])))"
+    found = []
+
+    def another_process_asks(*args: object, **stage: object) -> None:
+        found.append(subprocess.run([sys.executable, "-c", ask, run], capture_output=True, text=True).stdout.strip())
+
+    monkeypatch.setattr(PoisonedSamples, "on_exception", another_process_asks)
+    monkeypatch.setattr(PoisonedSamples, "teardown", another_process_asks)
+    assert fit(recipe(tmp_path)).code == 0
+    another_process_asks()
+    assert found == ["False", "False", "True"]  # at the rewind, at the end of the last fit, after it
 
 
 def test_each_fit_has_its_own_log(rescued: tuple[Done, Path]) -> None:

@@ -61,7 +61,7 @@ def short_gelu(x: Tensor) -> Tensor:
 
 @triton_op("lit_stable::gelu_backward", mutates_args=())
 def short_gelu_backward(by_result: Tensor, x: Tensor) -> Tensor:
-    """Gradient by x, from that by the result."""
+    """Gradient by x, from that by the result, of the same shape; in the dtype of x, computed in fp32."""
     by_result, x = by_result.contiguous(), x.contiguous()
     out = torch.empty_like(x)
     wrap_triton(_slope)[(triton.cdiv(x.numel(), _TILE),)](by_result, x, out, x.numel(), TILE=_TILE)

@@ -73,7 +73,7 @@ class HeadLoss(torch.autograd.Function):
 
 
 def _log2_one(dtype: torch.dtype) -> int:
-    """Of what 1 is stored as among the gradients of this dtype."""
+    """The power of 2 that 1 is stored as among the gradients of this dtype."""
     return _FP16_LOG2_ONE if dtype == torch.float16 else 0
 
 

@@ -21,7 +21,8 @@ from torch.autograd.graph import increment_version
 
 # Elements of a tile, and warps: the fastest of about ten on an H200, V 50304.
 _FORWARD, _BACKWARD, _WARPS = 4096, 2048, 4
-# Of both at once, the fastest of 26: rows are begun by few programs, so that what is being read fits into the caches.
+# Of both at once, and programs per multiprocessor, the fastest of 26: they take rows in turn, and are so few that what
+# is being read fits into the caches.
 _BOTH, _REST, _BOTH_WARPS, _PROGRAMS = 16384, 2048, 8, 6
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)

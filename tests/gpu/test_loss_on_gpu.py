@@ -15,7 +15,7 @@ from lit_stable.model.head_loss import WIDE_LOGITS, HeadLoss
 from lit_stable.model.loss import IGNORED, position_losses, sample_losses, sample_losses_with_z
 
 pytestmark = pytest.mark.gpu
-ROWS = 1700  # more than programs are begun on any card
+ROWS = 1700  # more than programs are begun, 6 per multiprocessor: each takes several
 
 
 def given(vocab: int, dtype: torch.dtype, batch: int = 3, length: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

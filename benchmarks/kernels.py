@@ -15,8 +15,9 @@ import time
 import warnings
 
 import lightning
+import plain_loop
 import torch
-from throughput import RECIPES, UNCOUNTED, Quiet, contenders, makers
+from throughput import BESIDE, RECIPES, UNCOUNTED, Quiet, contenders, makers
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from turns import device_name
@@ -36,6 +37,7 @@ KINDS = {
 
 
 def kind_of(kernel: str) -> str:
+    """The first of `KINDS` that a kernel's name is of."""
     return next(kind for kind, pattern in KINDS.items() if re.search(pattern, kernel))
 
 
@@ -59,9 +61,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=RECIPES, default="124m")
     parser.add_argument("--steps", type=int, default=20, help="counted steps in a turn")
-    parser.add_argument("--of", nargs="+", default=["plain", "fit"], help="programs, as throughput.py names them")
+    programs = ["plain", "fit", *BESIDE]
+    parser.add_argument("--of", nargs="+", choices=programs, default=programs[:2], help="as throughput.py names them")
     parser.add_argument("--longest", type=int, default=0, metavar="N", help="print also the N longest kernels of each")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no CUDA device here, whose kernels could be timed")
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_float32_matmul_precision("high")
@@ -72,9 +77,11 @@ def main() -> None:
         found, _ = contenders(arguments.size, root, arguments.steps, arguments.of)
         columns = {}
         for which in arguments.of:
-            name = known[which][0]
-            uncounted = 2 if which == "plain" or which.startswith("litgpt") else UNCOUNTED
-            columns[which], kernels = kernel_times(found[name], arguments.steps + uncounted)
+            if (contender := found.get(known[which][0])) is None:  # it is not installed
+                continue
+            plain = isinstance(contender.contender, plain_loop.PlainLoop)
+            steps = arguments.steps + (plain_loop.UNCOUNTED if plain else UNCOUNTED)
+            columns[which], kernels = kernel_times(contender, steps)
             for taken, launches, kernel in kernels[: arguments.longest]:
                 print(f"{which}: {taken:9.3f} ms in {launches:7.2f} launches  {kernel[:120]}")
     print(f"{time.strftime('%Y-%m-%d')}, {device_name()}, torch {torch.__version__}, lightning {lightning.__version__}")

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from turns import now
 
+UNCOUNTED = 2  # steps of a turn
+
 
 class Shape(NamedTuple):
     """A model and a step of it, as the recipes have them: layer norm without biases, exact GELU, tied head, learned
@@ -93,8 +95,8 @@ class PlainLoop:
         self.optimizer.zero_grad(set_to_none=True)
 
     def turn(self) -> float:
-        """Seconds per step, behind two that do not count."""
-        for _ in range(2):
+        """Seconds per step, behind those that do not count."""
+        for _ in range(UNCOUNTED):
             self.step()
         since = now()
         for _ in range(self.counted):

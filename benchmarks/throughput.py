@@ -27,6 +27,7 @@ from turns import Stopwatch, Variant, build, device_name, ratios, take_turns
 from lit_stable.strategies import fsdp1, fsdp2
 
 UNCOUNTED = 12  # steps of a turn of ours: in the tenth Lightning makes its records of what is logged
+BESIDE = ["whole", "head", "true", "eight_bit", "litgpt", "litgpt_true"]  # what takes turns with the two, if asked for
 OURS, PLAIN = "lit-stable fit", "plain loop"
 RECIPES: dict[str, tuple[str, Shape, dict[str, Any]]] = {
     "124m": ("gpt2_124m", Shape(12, 12, 768, 1024, 32), {}),
@@ -108,8 +109,7 @@ def main() -> None:
     parser.add_argument("--size", choices=RECIPES, default="124m", help="tiny: to try the script on a CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20, help="counted steps in a turn")
-    also = ["whole", "head", "true", "eight_bit", "litgpt", "litgpt_true"]
-    parser.add_argument("--beside", nargs="*", choices=also, default=["litgpt"], help="what takes turns with the two")
+    parser.add_argument("--beside", nargs="*", choices=BESIDE, default=["litgpt"], help="what takes turns with the two")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

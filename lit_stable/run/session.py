@@ -52,8 +52,10 @@ class Session(Callback):
     A new run gets the next free number. A run that goes on (``resume``) keeps its folder, with new log files beside the
     old ones, unless the recipe changes what it computes: then, and whenever a run begins at a checkpoint, it is a
     branch in a folder of its own, which says where it came from (see ``branch.py``). So nothing of a run is written
-    over. The resolved recipe is stored in the folder and in every checkpoint; when a checkpoint is loaded, what differs
-    from it is printed, old -> new. So are versions, hardware and commits (see ``fingerprint.py``).
+    over. The folder is held against other processes until `leave` (see ``under_way.py``).
+
+    The resolved recipe is stored in the folder and in every checkpoint; when a checkpoint is loaded, what differs from
+    it is printed, old -> new. So are versions, hardware and commits (see ``fingerprint.py``).
 
     Args:
         root: Folder of all runs.

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_stable.callbacks.fit_with_recovery import pending_target
 from lit_stable.run.console import say
-from lit_stable.run.folder import checkpoint_step, checkpoints, find_checkpoint, newest_run_with_checkpoint
+from lit_stable.run.folder import checkpoint_step, find_checkpoint, newest_run_with_checkpoint, where_to_go_on
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,9 @@ def find_beginning(
 
 def _newest(root: Path, name: str, has_ladder: bool) -> Beginning:
     run = newest_run_with_checkpoint(root, name)
-    if run is None:
+    checkpoint = None if run is None else where_to_go_on(run, has_ladder)
+    if checkpoint is None:
         say(f"resume=auto: no run of {name!r} yet, starting one")
         return Beginning()
-    pending = pending_target(run) if has_ladder else None
-    checkpoint = pending or checkpoints(run)[-1]
     say(f"resume=auto: going on with {checkpoint}")
     return Beginning(checkpoint, run)

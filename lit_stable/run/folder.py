@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from lit_stable.callbacks.checkpoint_files import recover
+from lit_stable.callbacks.fit_with_recovery import pending_target
 
 CHECKPOINTS = "checkpoints"
 _STEP = re.compile(r"step-(\d+)\.ckpt$")
@@ -54,6 +55,17 @@ def checkpoints(folder: Path) -> list[Path]:
     for replaced in home.glob("*.replaced"):  # a kill between two renames
         recover(replaced.with_suffix(""))
     return sorted((p for p in home.iterdir() if checkpoint_step(p) is not None), key=lambda p: checkpoint_step(p) or 0)
+
+
+def where_to_go_on(folder: Path, has_ladder: bool) -> Path | None:
+    """The checkpoint from which a run goes on; ``None`` if it has none.
+
+    Args:
+        folder: Run folder.
+        has_ladder: Whether a rewind that has not begun is gone on with.
+    """
+    pending = pending_target(folder) if has_ladder else None
+    return pending or next(reversed(checkpoints(folder)), None)
 
 
 def newest_run_with_checkpoint(root: Path, name: str) -> Path | None:

@@ -29,7 +29,7 @@ from lit_stable.run.branch import (
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import say
 from lit_stable.run.fingerprint import environment_changes, fingerprint
-from lit_stable.run.folder import checkpoint_step, new_folder
+from lit_stable.run.folder import checkpoint_step, new_folder, where_to_go_on
 from lit_stable.run.under_way import UnderWay
 
 
@@ -83,6 +83,7 @@ class Session(Callback):
         self.checkpoint = checkpoint
         self.resumed = resumed
         self.folder: Path | None = None
+        self._goes_on_in: Path | None = None  # held, before others are told of it
         self._weights_alone = weights_alone
         self._own_loggers = own_loggers
         self._under_way = UnderWay()
@@ -92,6 +93,8 @@ class Session(Callback):
         self.number = 1  # how often this folder was trained in, this time included
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self.folder is None:
+            self._hold_what_goes_on(trainer)
         refuse_beginnings_that_differ(self.checkpoint)
         found = fingerprint(self.recipe, trainer.world_size) if trainer.is_global_zero else {}
         self._environment = trainer.strategy.broadcast(found)
@@ -105,13 +108,36 @@ class Session(Callback):
             raise MisconfigurationException("\n".join(problems))
         facts = {**self._environment, "data": trainer.datamodule.fingerprint()}  # type: ignore[attr-defined]
         if self.folder is None:  # a second fit with the same trainer goes on in the folder of the first
-            chosen = self._choose_folder(facts) if trainer.is_global_zero else None
-            folder = Path(trainer.strategy.broadcast(str(chosen)))
-            self._hold(trainer, folder)
-            self._open(trainer, folder)
+            if self._goes_on_in is None:
+                new = new_folder(self.root, self.name) if trainer.is_global_zero else None
+                self._goes_on_in = Path(trainer.strategy.broadcast(str(new)))
+                self._hold(trainer, self._goes_on_in)
+            self._open(trainer, self._goes_on_in)
         else:
             self._hold(trainer, self.folder)
         self._count(trainer, facts)
+
+    def _hold_what_goes_on(self, trainer: Trainer) -> None:
+        """Hold the folder before the checkpoint is read: a run under way there deletes it, and fills the device."""
+        chosen = self._what_goes_on(trainer) if trainer.is_global_zero else None
+        self._goes_on_in = trainer.strategy.broadcast(chosen)
+        if self._goes_on_in is None:
+            return
+        self._hold(trainer, self._goes_on_in)
+        has_ladder = any(isinstance(callback, Recovery) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        there = where_to_go_on(self._goes_on_in, has_ladder) if trainer.is_global_zero else None
+        went_on = there is not None and there != self.checkpoint
+        if newest := trainer.strategy.broadcast(there if went_on else None):
+            raise MisconfigurationException(
+                f"{self.checkpoint}: is not where the run stands any more, which has gone on to {newest} in the"
+                " meantime; give the command again."
+            )
+
+    def _what_goes_on(self, trainer: Trainer) -> Path | None:
+        data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
+        if self.resumed is None or is_another_run(self.resumed, self.recipe, data):
+            return None
+        return self.resumed
 
     def _hold(self, trainer: Trainer, folder: Path) -> None:
         other = self._under_way.take(folder) if trainer.is_global_zero else None
@@ -146,11 +172,6 @@ class Session(Callback):
                 path = self.folder / f"{kind}-{self.number:02d}.yaml"
                 path.write_text(yaml.safe_dump(content, sort_keys=False))
         self.number = trainer.strategy.broadcast(self.number)
-
-    def _choose_folder(self, facts: dict[str, Any]) -> Path:
-        if self.resumed is None or is_another_run(self.resumed, self.recipe, facts["data"]):
-            return new_folder(self.root, self.name)
-        return self.resumed
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder is not None

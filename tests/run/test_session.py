@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tiny_recipe import command, write_recipe
 
 from lit_stable.run import fingerprint
 from lit_stable.run.branch import Parent, read_parent
+from lit_stable.run.under_way import UnderWay
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,38 @@ def test_a_resume_that_changes_the_run_is_a_branch_and_leaves_its_parent_as_it_w
         r"        data.seed_data: 1 -> 2\n"
     )
     assert re.fullmatch(pattern, page), page
+
+
+def test_who_goes_on_is_told_of_a_run_under_way_before_the_checkpoint_is_read(tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path)
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "2").code == 0
+    run = tmp_path / "runs" / "tiny" / "0001"
+    (run / "checkpoints" / "step-00000002.ckpt").write_text("the run that goes on has deleted it")
+    monkeypatch.setattr(UnderWay, "take", lambda self, folder: "process 71 on node3 since noon")
+    done = command("fit", "--config", recipe, "--resume", "auto")
+    assert (done.code, f"{run}: a run is under way there (process 71 " in done.err) == (2, True), done.err
+
+
+def test_who_goes_on_is_refused_where_the_run_went_on_since_its_checkpoint_was_looked_for(tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path)
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "2").code == 0
+    run = tmp_path / "runs" / "tiny" / "0001"
+    two, four = (run / "checkpoints" / f"step-0000000{step}.ckpt" for step in (2, 4))
+    take = UnderWay.take
+
+    def when_the_other_has_ended(lock: UnderWay, folder: Path) -> str | None:
+        shutil.copy(two, four)
+        return take(lock, folder)
+
+    monkeypatch.setattr(UnderWay, "take", when_the_other_has_ended)
+    before = {path.name for path in run.iterdir()}
+    done = command("fit", "--config", recipe, "--resume", "auto")
+    assert done.code == 2
+    assert done.err == (
+        f"lit-stable fit: {two}: is not where the run stands any more, which has gone on to {four} in the meantime;"
+        " give the command again.\n"
+    )
+    assert {path.name for path in run.iterdir()} == before
 
 
 def test_other_data_do_not_pass_unseen(tmp_path):

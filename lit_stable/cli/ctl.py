@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from lit_stable.callbacks.control_orders import LEDGER, Done, new_order, place, read_ledger
+from lit_stable.callbacks.control_orders import INBOX, LEDGER, Done, new_order, place, read_ledger
 from lit_stable.run.branch import stored_recipes
 from lit_stable.run.under_way import is_free
 
@@ -39,13 +39,19 @@ def give_order(run: Path, words: str, wait: float = 0.0) -> tuple[str, bool]:
         as is known.
 
     Raises:
-        ValueError: when the folder is no run's.
+        ValueError: when the folder is no run's, or cannot be written to.
         MisconfigurationException: when the words are no order.
     """
     if not stored_recipes(run):
         raise ValueError(f"{run}: holds no recipe-NN.yaml, so it is no run folder; give ROOT/NAME/0001.")
     order = new_order(words)
-    path = place(run, order)
+    try:
+        path = place(run, order)
+    except OSError as error:
+        raise ValueError(
+            f"{run / INBOX}: the order cannot be written there ({error.strerror}); mend that, or give it as the user"
+            " whose run it is."
+        ) from error
     until = time.monotonic() + wait
     while (done := _carried_out(run, order.id)) is None and time.monotonic() < until:
         time.sleep(_POLL)

@@ -140,8 +140,18 @@ class Session(Callback):
         return self.resumed
 
     def _hold(self, trainer: Trainer, folder: Path) -> None:
-        other = self._under_way.take(folder) if trainer.is_global_zero else None
-        if other := trainer.strategy.broadcast(other):
+        other = failed = None
+        try:
+            other = self._under_way.take(folder) if trainer.is_global_zero else None
+        except OSError as error:  # told to all: the others wait here
+            failed = error.strerror or str(error)
+        other, failed = trainer.strategy.broadcast((other, failed))
+        if failed:
+            raise MisconfigurationException(
+                f"{folder}: cannot be written to ({failed}), and a run keeps its checkpoints and logs there; mend that,"
+                " or begin under another run.root, at a checkpoint by --ckpt_path."
+            )
+        if other:
             raise MisconfigurationException(
                 f"{folder}: a run is under way there ({other}), and a folder has one at a time; stop that one, or begin"
                 " a branch of it with --ckpt_path."

@@ -54,3 +54,14 @@ def test_what_is_no_run_or_no_order_is_refused(tmp_path: Path) -> None:
         True,
     )
     assert len(list((tmp_path / INBOX).iterdir())) == 1
+
+
+def test_an_order_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "recipe-01.yaml").touch()
+    (tmp_path / INBOX).touch()  # no folder; as root writes anywhere, permissions would not do
+    done = command("ctl", tmp_path, "stop")
+    assert (done.code, done.err) == (
+        2,
+        f"lit-stable ctl: {tmp_path / INBOX}: the order cannot be written there (File exists); mend that, or give it as"
+        " the user whose run it is.\n",
+    )

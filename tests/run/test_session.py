@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import re
 import shutil
 from importlib.metadata import version
@@ -121,6 +123,19 @@ def test_who_goes_on_is_refused_where_the_run_went_on_since_its_checkpoint_was_l
         " give the command again.\n"
     )
     assert {path.name for path in run.iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_a_sentence(tmp_path, monkeypatch):
+    def cannot(lock: UnderWay, folder: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+
+    monkeypatch.setattr(UnderWay, "take", cannot)
+    done = command("fit", "--config", write_recipe(tmp_path))
+    assert done.code == 2
+    assert done.err == (
+        f"lit-stable fit: {tmp_path}/runs/tiny/0001: cannot be written to (Read-only file system), and a run keeps its"
+        " checkpoints and logs there; mend that, or begin under another run.root, at a checkpoint by --ckpt_path.\n"
+    )
 
 
 def test_other_data_do_not_pass_unseen(tmp_path):

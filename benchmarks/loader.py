@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 
 from lit_stable.data.columns import Column
 from lit_stable.data.epochs import SampleOrder
+from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.mixture import SHUFFLED, Mixture
-from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.store import CHECKSUM, CHUNK_BYTES, DOCUMENT, FORMAT, TokenStore
 from lit_stable.data.store_writer import TokenStoreWriter
 from lit_stable.data.stream import TokenStream

@@ -9,7 +9,7 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.cli.published import Published
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.epochs import SampleOrder
-from lit_stable.data.repeats import MaskRepeats
+from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.sources import Source
 from lit_stable.data.weights import WeightSchedule
 from lit_stable.model.config import GPTConfig

@@ -12,7 +12,7 @@ from lit_stable.cli.patterns import refuse_idle_patterns
 from lit_stable.cli.recipe import Layer
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.epochs import SampleOrder
-from lit_stable.data.repeats import MaskRepeats
+from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.sources import Source
 from lit_stable.data.weights import WeightSchedule
 from lit_stable.systems import DEFAULT

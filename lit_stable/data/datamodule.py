@@ -19,9 +19,9 @@ from lit_stable.data.batch_sizes import batch_size_problems, ramp_of, samples_be
 from lit_stable.data.corpus import BUILTIN_PREFIX, ensure_builtin
 from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.ledger import Ledger
+from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.mixture import SHUFFLED, Mixture
 from lit_stable.data.opened import OpenedData, length_problems, open_data
-from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.reshuffle import Settled, as_reshuffles, settle, with_rewinds
 from lit_stable.data.skip import new_ranges
 from lit_stable.data.sources import Source, path_problems

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lit_stable.callbacks.positions import Range
+from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.mixture import Mixture
 from lit_stable.data.order import Indices
-from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.store import TokenStore
 
 Batch = dict[str, Tensor]

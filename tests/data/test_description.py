@@ -8,8 +8,8 @@ import pytest
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.description import describe_data, describe_reading
 from lit_stable.data.epochs import SampleOrder
+from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.prepare import prepare
-from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.sources import Source
 from lit_stable.data.weights import WeightSchedule
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_stable.data.repeats import MaskRepeats, in_repeats
+from lit_stable.data.mask_repeats import MaskRepeats
+from lit_stable.data.repeats import in_repeats
 
 
 def slowly(row: list[int], max_period: int, min_count: int) -> list[bool]:

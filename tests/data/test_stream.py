@@ -6,8 +6,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_stable.callbacks.positions import stream_position
+from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.mixture import Mixture
-from lit_stable.data.repeats import MaskRepeats
 from lit_stable.data.stream import TokenStream, stream_positions
 
 LENGTH = 8

@@ -107,14 +107,11 @@ class Session(Callback):
         if problems:
             raise MisconfigurationException("\n".join(problems))
         facts = {**self._environment, "data": trainer.datamodule.fingerprint()}  # type: ignore[attr-defined]
-        if self.folder is None:  # a second fit with the same trainer goes on in the folder of the first
-            if self._goes_on_in is None:
-                new = new_folder(self.root, self.name) if trainer.is_global_zero else None
-                self._goes_on_in = Path(trainer.strategy.broadcast(str(new)))
-                self._hold(trainer, self._goes_on_in)
-            self._open(trainer, self._goes_on_in)
-        else:
-            self._hold(trainer, self.folder)
+        # A second fit with the same trainer goes on in the folder of the first.
+        folder = self.folder or self._goes_on_in or self._new_folder(trainer)
+        self._hold(trainer, folder)
+        if self.folder is None:
+            self._open(trainer, folder)
         self._count(trainer, facts)
 
     def _hold_what_goes_on(self, trainer: Trainer) -> None:
@@ -134,10 +131,14 @@ class Session(Callback):
             )
 
     def _what_goes_on(self, trainer: Trainer) -> Path | None:
-        data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
-        if self.resumed is None or is_another_run(self.resumed, self.recipe, data):
+        if self.resumed is None:
             return None
-        return self.resumed
+        data = trainer.datamodule.fingerprint()  # type: ignore[attr-defined]
+        return None if is_another_run(self.resumed, self.recipe, data) else self.resumed
+
+    def _new_folder(self, trainer: Trainer) -> Path:
+        folder = new_folder(self.root, self.name) if trainer.is_global_zero else None
+        return Path(trainer.strategy.broadcast(str(folder)))
 
     def _hold(self, trainer: Trainer, folder: Path) -> None:
         other = failed = None

@@ -6,9 +6,10 @@ instructions, keeps it from running at the speed of the memory.
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lit_stable.model.compute_dtype import SIXTEEN_BITS
 
 LOG2_TAIL = (
     -0.9999953, -1.151251, 0.26288312, -0.053960066, 0.0085078899, -0.00093052467, 6.1598279e-05, -1.834811e-06,
@@ -16,8 +17,6 @@ LOG2_TAIL = (
 """Of the normal distribution the share above a >= 0 is 2^(p(a) - a^2 / 2 log2(e)) with this polynomial p, lowest power
 first: that of degree 7 whose largest error on [0, 6] is least, 4.9e-6, so 3.4e-6 of the share. Farther out it falls
 faster than the share does, and both are below 1e-9."""
-
-_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -30,7 +29,7 @@ def gelu(x: Tensor) -> Tensor:
     Args:
         x: Any shape and floating dtype; the result has both.
     """
-    if x.is_cuda and x.dtype in _SIXTEEN_BITS:
+    if x.is_cuda and x.dtype in SIXTEEN_BITS:
         from lit_stable.model.gelu_kernel import short_gelu
 
         short: Tensor = short_gelu(x)

@@ -6,12 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lit_stable.model.compute_dtype import compute_dtype
+from lit_stable.model.compute_dtype import SIXTEEN_BITS, compute_dtype
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.head_loss import SUMS_STAY_FP32, HeadLoss
 from lit_stable.model.soft_cap import soft_cap
-
-_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 class Head(nn.Linear):
@@ -41,9 +39,9 @@ class Head(nn.Linear):
             return None
         dtype = compute_dtype(self.weight)
         if not self.fp32:
-            return dtype if dtype in _SIXTEEN_BITS else None
+            return dtype if dtype in SIXTEEN_BITS else None
         # A sharding wrapper leaves the weights of an fp32 head in fp32: the stream tells in what the blocks compute.
-        return torch.float16 if dtype in _SIXTEEN_BITS or input.dtype in _SIXTEEN_BITS else None
+        return torch.float16 if dtype in SIXTEEN_BITS or input.dtype in SIXTEEN_BITS else None
 
     def _product(self, input: torch.Tensor) -> torch.Tensor:
         # Does something only where an fp32 residual stream meets weights that a sharding wrapper has rounded.

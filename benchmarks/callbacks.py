@@ -14,18 +14,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import logging
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch import Callback, Trainer
-from turns import NEVER, Built, Stopwatch, Variant, build, device_name, take_turns
+from turns import NEVER, Built, Stopwatch, Variant, build, device_name, set_up, take_turns
 
 from lit_stable.callbacks import (
     AccumulationWindows,
@@ -43,7 +41,6 @@ from lit_stable.callbacks import (
     ValidateEverySteps,
 )
 from lit_stable.run.report import Report
-from lit_stable.strategies import fsdp1, fsdp2
 
 NOTHING, AGAIN, ALL = "nothing", "nothing, again", "all that a run has by default"
 MONITORED = "and all monitors"
@@ -125,10 +122,7 @@ def main() -> None:
     parser.add_argument("--recipe_steps", type=int, default=2, help="counted steps of the recipe's own in a turn")
     parser.add_argument("--monitors", type=int, metavar="STEPS", help="instead: all monitors, so many steps in a turn")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    fsdp1.register_strategies()
-    fsdp2.register_strategies()
+    set_up()
     print(f"{time.strftime('%Y-%m-%d')}, {device_name()}, torch {torch.__version__}, lightning {lightning.__version__}")
     with tempfile.TemporaryDirectory() as root:
         said = io.StringIO()  # what the runs print

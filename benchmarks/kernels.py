@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import argparse
 import collections
-import logging
 import re
 import tempfile
 import time
-import warnings
 
 import lightning
 import plain_loop
@@ -20,9 +18,7 @@ import torch
 from throughput import BESIDE, RECIPES, UNCOUNTED, Quiet, contenders, makers
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from turns import device_name
-
-from lit_stable.strategies import fsdp1, fsdp2
+from turns import device_name, set_up
 
 KINDS = {
     "matrix products": r"gemm|nvjet|cutlass|splitK",
@@ -67,11 +63,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no CUDA device here, whose kernels could be timed")
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    set_up()
     torch.set_float32_matmul_precision("high")
-    fsdp1.register_strategies()
-    fsdp2.register_strategies()
     with tempfile.TemporaryDirectory() as root:
         known = makers(arguments.size, root, arguments.steps)
         found, _ = contenders(arguments.size, root, arguments.steps, arguments.of)

@@ -9,21 +9,18 @@ import argparse
 import contextlib
 import io
 import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from turns import Stopwatch, build, device_name
+from turns import Stopwatch, build, device_name, set_up
 
 from lit_stable.cli.check import memory_parts
-from lit_stable.strategies import fsdp1, fsdp2
 
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "position": "rope", "tied": "false"}
 CONFIGS: dict[str, tuple[list[str], dict[str, Any]]] = {
@@ -54,10 +51,7 @@ CONFIGS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 def measure(name: str, result: str) -> None:
     """Train in this process, one of those that `launch` starts; rank 0 writes planned and peak bytes to ``result``."""
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    fsdp1.register_strategies()
-    fsdp2.register_strategies()
+    set_up()
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     configs, options = CONFIGS[name][0], dict(CONFIGS[name][1])
     window = options.pop("window", 2)

@@ -12,21 +12,17 @@ import contextlib
 import io
 import itertools
 import json
-import logging
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from turns import Stopwatch, build, device_name
-
-from lit_stable.strategies import fsdp1, fsdp2
+from turns import Stopwatch, build, device_name, set_up
 
 RECIPES = {"124m": "gpt2_124m", "1b3": "gpt_1b3"}
 
@@ -34,10 +30,7 @@ RECIPES = {"124m": "gpt2_124m", "1b3": "gpt_1b3"}
 def measure(arguments: argparse.Namespace, extra: list[str]) -> None:
     """As one rank of a launch: train, and let rank 0 write what was measured."""
     ranks = int(os.environ["WORLD_SIZE"])
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    fsdp1.register_strategies()
-    fsdp2.register_strategies()
+    set_up()
     options: dict[str, Any] = dict(pair.split("=", 1) for pair in extra)
     layout = int(options.get("mesh.tensor_parallel", 1))
     with tempfile.TemporaryDirectory() as root, contextlib.redirect_stdout(io.StringIO()):

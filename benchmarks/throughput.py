@@ -11,20 +11,16 @@ import argparse
 import contextlib
 import gc
 import io
-import logging
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import lightning
 import torch
 from plain_loop import Shape, litgpt, plain
-from turns import Stopwatch, Variant, build, device_name, ratios, take_turns
-
-from lit_stable.strategies import fsdp1, fsdp2
+from turns import Stopwatch, Variant, build, device_name, ratios, set_up, take_turns
 
 UNCOUNTED = 12  # steps of a turn of ours: in the tenth Lightning makes its records of what is logged
 BESIDE = ["whole", "head", "true", "eight_bit", "litgpt", "litgpt_true"]  # what takes turns with the two, if asked for
@@ -111,11 +107,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="counted steps in a turn")
     parser.add_argument("--beside", nargs="*", choices=BESIDE, default=["litgpt"], help="what takes turns with the two")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    set_up()
     torch.set_float32_matmul_precision("high")
-    fsdp1.register_strategies()
-    fsdp2.register_strategies()
     shape = RECIPES[arguments.size][1]
     with tempfile.TemporaryDirectory() as root:
         found, held = contenders(arguments.size, root, arguments.steps, ["plain", "fit", *arguments.beside])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
+import warnings
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from lit_stable.cli.command import Command
 from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import expand_arguments
+from lit_stable.strategies import fsdp1, fsdp2
 
 NEVER = 1_000_000
 
@@ -22,6 +25,14 @@ class Contender(Protocol):
     def turn(self) -> float:
         """Seconds per step."""
         ...
+
+
+def set_up() -> None:
+    """What the command line does before it builds anything; and tables alone are printed."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    fsdp1.register_strategies()
+    fsdp2.register_strategies()
 
 
 class Built(LitStableCLI):

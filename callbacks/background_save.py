@@ -1,16 +1,15 @@
-"""Checkpoints of one file, written by a thread from a copy in the host's memory while training goes on."""
+"""Checkpoints of one file, written piece by piece, by a thread while training goes on if that is wanted."""
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from .checkpoint_snapshot import Snapshot
 
 
 class BackgroundSave:
@@ -69,20 +68,37 @@ class BackgroundSave:
 
 
 @contextmanager
-def deferred_writes(io: Any) -> Iterator[list[Callable[[], None]]]:
-    """While active, a ``CheckpointIO`` copies a checkpoint instead of writing it.
+def piecewise_writes(io: Any, in_background: bool) -> Iterator[list[Callable[[], None]]]:
+    """While active, a ``CheckpointIO`` saves a :class:`Snapshot`, at once or when it is told to.
+
+    One that is not Lightning's own writes what it wants of the snapshot's tree, and at once is left alone.
+
+    Args:
+        io: Of the trainer's strategy.
+        in_background: Copy the checkpoint to the host's memory instead of writing it.
 
     Yields:
-        A list that gets, for each save, a function that writes the copy. It stays empty on ranks that write nothing,
-        and under strategies that write shards, which use no ``CheckpointIO``.
+        A list that in the background gets, for each save, a function that writes the copy. It stays empty on ranks that
+        write nothing, and under strategies that write shards, which use no ``CheckpointIO``.
     """
     deferred: list[Callable[[], None]] = []
     write, own = io.save_checkpoint, vars(io).get("save_checkpoint")
+    is_plain = _is_lightnings(io) and own is None
 
-    def defer(checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        deferred.append(partial(write, host_copy(checkpoint), path, storage_options))
+    def save(checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if storage_options is not None or not (is_plain or in_background):
+            write(checkpoint, path, storage_options)
+            return
+        snapshot = Snapshot(checkpoint)
+        if in_background:
+            snapshot.copy_to_host()
+        act = partial(_write_file, snapshot, path) if is_plain else partial(_write_tree, write, snapshot, path)
+        if in_background:
+            deferred.append(act)
+        else:
+            act()
 
-    io.save_checkpoint = defer
+    io.save_checkpoint = save
     try:
         yield deferred
     finally:
@@ -91,39 +107,16 @@ def deferred_writes(io: Any) -> Iterator[list[Callable[[], None]]]:
             io.save_checkpoint = own
 
 
-def host_copy(tree: Any) -> Any:
-    """A deep copy, with tensors in the host's memory, that training does not change.
-
-    Tensors that share storage share it in the copy too, so that tied weights are written once.
-
-    Args:
-        tree: A checkpoint: nested dictionaries, lists and tuples of tensors and anything that can be deep-copied.
-    """
-    return _copied(tree, {})
+def _write_file(snapshot: Snapshot, path: Any) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    snapshot.write(path)
 
 
-def _copied(tree: Any, storages: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Any:
-    if type(tree) in (Tensor, nn.Parameter):
-        if not _is_plain(tree):
-            return tree.detach().clone()
-        storage = tree.untyped_storage()
-        key = (storage.device, storage.data_ptr())
-        if key not in storages or storages[key].nbytes() != storage.nbytes():
-            storages[key] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
-        own = torch.empty(0, dtype=tree.dtype, device="cpu")  # whatever the default device is
-        own.set_(storages[key], tree.storage_offset(), tree.size(), tree.stride())
-        return nn.Parameter(own, tree.requires_grad) if type(tree) is nn.Parameter else own
-    if isinstance(tree, dict):
-        same = copy.copy(tree)  # keeps the type, and `_metadata`, the attribute of a state dict with its versions
-        for key in tree:
-            same[key] = _copied(tree[key], storages)
-        return same
-    if type(tree) in (list, tuple):
-        return type(tree)(_copied(each, storages) for each in tree)
-    return copy.deepcopy(tree)
+def _write_tree(write: Callable[..., None], snapshot: Snapshot, path: Any) -> None:
+    write(snapshot.tree(), path)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is but a view into a storage; not so a sparse, quantized or lazily conjugated or negated one."""
-    odd = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested
-    return tensor.layout is torch.strided and not tensor.is_meta and not odd
+def _is_lightnings(io: Any) -> bool:
+    """Whether it writes a file of torch's; of either of Lightning's namespaces, of which one may not be installed."""
+    kind = type(io)
+    return kind.__name__ == "TorchCheckpointIO" and kind.__module__.split(".")[0] in ("lightning", "lightning_fabric")

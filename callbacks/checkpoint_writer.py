@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from . import checkpoint_files as files
-from .background_save import BackgroundSave, deferred_writes
+from .background_save import BackgroundSave, piecewise_writes
 from .base import rank_zero_warn
 from .checkpoint_contents import CheckpointError, or_not_written
 
@@ -78,12 +78,9 @@ class CheckpointWriter:
         self, trainer: Trainer, save: Callable[..., None], checkpoint: dict[str, Any], path: Path, options: Any
     ) -> list[Callable[[], None]]:
         """Save, or return the functions that will write the copies: none on ranks that do not write."""
-        if not self.in_background:
+        with piecewise_writes(trainer.strategy.checkpoint_io, self.in_background) as deferred:
             save(checkpoint, path, storage_options=options)
-            return []
-        with deferred_writes(trainer.strategy.checkpoint_io) as deferred:
-            save(checkpoint, path, storage_options=options)
-        if trainer.is_global_zero and not deferred and not self._has_warned:
+        if self.in_background and trainer.is_global_zero and not deferred and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(
                 f"in_background=True: {type(trainer.strategy).__name__} writes the shards of a checkpoint on all ranks"

@@ -322,3 +322,22 @@ def swap_class(optimizer: Any, cls: type) -> None:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = step
+
+
+def as_stored(obj: Any) -> tuple[torch.UntypedStorage, torch.dtype, Any, int] | None:
+    """Of a storage: its bytes, dtype, the class that stands for it in a file of torch's, and elements; else ``None``.
+
+    Tensors hand over a typed storage, which is deprecated everywhere but in files.
+    """
+    if isinstance(obj, torch.storage.TypedStorage):
+        typed: Any = obj
+        return typed._untyped_storage, typed.dtype, getattr(torch, typed._pickle_storage_type()), typed._size()
+    if isinstance(obj, torch.UntypedStorage):
+        return obj, torch.uint8, torch.UntypedStorage, obj.nbytes()
+    return None
+
+
+def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
+    """What a tensor that is read takes; the inverse of :func:`as_stored`, but for a storage that had no dtype."""
+    typed: Any = torch.storage.TypedStorage
+    return typed(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -57,11 +57,11 @@ class SafeCheckpoints(StabilityCallback):
 
     Args:
         in_background: Where the strategy writes one file (one device, DDP, ``fsdp2_full``), copy the checkpoint to the
-            host's memory, as many bytes as the file has (and as many again while Lightning puts the file together, as
-            it does for every save), and write the copy while training goes on. The next save, a load and the end of
-            the fit wait for it. The error of a write that failed is raised there, or after the batch in which it did;
-            after another exception it is a warning. Sharded checkpoints, which all ranks write together, are written
-            at once; one warning says so.
+            host's memory, as many bytes as the file has (on CUDA up to twice as many, page-locked and kept for the next
+            save), and write the copy while training goes on. The next save, a load and the end of the fit wait for it.
+            The error of a write that failed is raised there, or after the batch in which it did; after another
+            exception it is a warning. Sharded checkpoints, which all ranks write together, are written at once; one
+            warning says so.
 
     Attributes:
         listeners: By name, what is called on every rank with the path of a checkpoint that is about to be written.

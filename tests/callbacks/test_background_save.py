@@ -6,7 +6,6 @@ import errno
 import signal
 import threading
 import time
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tiny_gpt_run import equal_bits
 from tiny_gpt_run import fit as fit_gpt
 
 from lit_stable.callbacks import Progress, SafeCheckpoints
-from lit_stable.callbacks.background_save import BackgroundSave, deferred_writes, host_copy
+from lit_stable.callbacks.background_save import BackgroundSave, piecewise_writes
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.safe_checkpoints import wait_for_saves
 
@@ -133,24 +132,6 @@ def test_a_sharded_checkpoint_is_written_at_once_and_that_is_said_once(tmp_path:
     assert sum("in_background" in str(w.message) for w in warned) == 1
 
 
-def test_a_copy_shares_what_was_shared_and_nothing_else() -> None:
-    weight = torch.arange(6.0).view(2, 3)
-    live = {"state_dict": OrderedDict(a=weight, b=weight, row=weight[1]), "numbers": [1, [2]], "pair": (weight[0], "x")}
-    live["state_dict"]._metadata = {"": {"version": 1}}
-    copied = host_copy(live)
-    weight += 1
-    live["numbers"][1].append(3)
-    state = copied["state_dict"]
-    assert state["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert state["a"].data_ptr() == state["b"].data_ptr()
-    assert state["row"].tolist() == [3, 4, 5]
-    assert state["row"].untyped_storage().data_ptr() == state["a"].untyped_storage().data_ptr()
-    assert (type(state), state._metadata) == (OrderedDict, {"": {"version": 1}})
-    assert copied["numbers"] == [1, [2]]
-    assert copied["pair"][0].tolist() == [0, 1, 2]
-    assert copied["pair"][1] == "x"
-
-
 def test_the_interpreter_waits_for_what_is_being_written() -> None:
     background = BackgroundSave()
     background.begin(lambda: time.sleep(0.05))
@@ -247,36 +228,55 @@ def test_a_failed_write_is_told_after_the_next_batch_not_at_the_next_save(tmp_pa
     assert steps[-1] == 3
 
 
-ODD = {
-    "conjugate": torch.tensor([1 + 2j]).conj(),
-    "negative": torch._neg_view(torch.ones(2)),
-    "quantized": torch.quantize_per_tensor(torch.tensor([0.5, 1.0]), 0.1, 3, torch.quint8),
-    "sparse": torch.eye(2).to_sparse(),
-    "rows": torch.eye(2).to_sparse_csr(),
-    "empty": torch.empty(0, 3),
-    "expanded": torch.ones(1).expand(3),
-    "parameter": torch.nn.Parameter(torch.ones(2), requires_grad=False),
-}
+@pytest.mark.parametrize("in_background", [False, True])
+def test_lightnings_own_file_is_never_put_together_in_memory(
+    in_background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("put together in memory")
+
+    monkeypatch.setattr("lightning.fabric.plugins.io.torch_io._atomic_save", refuse)
+    module = fit(tmp_path / "new" / "a.ckpt", TorchCheckpointIO(), in_background=in_background, at=(STEPS,))
+    written = torch.load(tmp_path / "new" / "a.ckpt", weights_only=True, mmap=True)
+    assert equal_bits(written["state_dict"], module.state_dict())
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_whatever_a_tensor_is_its_copy_is(name: str) -> None:
-    tensor, copied = ODD[name], host_copy({"a": [ODD[name]]})["a"][0]
-    assert (type(copied), copied.dtype, copied.layout, copied.shape) == (
-        *(type(tensor), tensor.dtype, tensor.layout, tensor.shape),
-    )
-    dense = [t.dequantize() if t.is_quantized else t.to_dense() for t in (tensor, copied)]
-    assert torch.equal(*dense)
+def test_a_save_in_the_background_leaves_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.ckpt", "b.ckpt"):
+        fit(tmp_path / name, TorchCheckpointIO(), in_background=name == "a.ckpt")
+    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("a.ckpt", "b.ckpt"))
+    assert one.keys() == other.keys()
+    assert (tmp_path / "a.ckpt").read_bytes() == (tmp_path / "b.ckpt").read_bytes()
 
 
-def test_a_tensor_without_data_is_copied_as_one() -> None:
-    assert host_copy(torch.empty(2, device="meta")).is_meta
+@pytest.mark.parametrize("in_background", [False, True])
+def test_options_of_storage_are_refused_by_lightning(in_background: bool, tmp_path: Path) -> None:
+    with (
+        pytest.raises(TypeError, match="storage_options"),
+        piecewise_writes(disk := TorchCheckpointIO(), in_background),
+    ):
+        disk.save_checkpoint({}, tmp_path / "a.ckpt", {"any": 1})
+
+
+def test_a_foreign_io_saves_what_there_was(tmp_path: Path) -> None:
+    """At once it gets the checkpoint itself, in the background a copy."""
+    disk, weight = SlowDisk(), torch.zeros(3)
+    disk.may_write.set()
+    with piecewise_writes(disk, False) as held:
+        disk.save_checkpoint({"weight": weight}, tmp_path / "now.ckpt")
+    assert held == []
+    with piecewise_writes(disk, True) as held:
+        disk.save_checkpoint({"weight": weight}, tmp_path / "later.ckpt")
+    weight += 1
+    held[0]()
+    for name in ("now.ckpt", "later.ckpt"):
+        assert torch.load(tmp_path / name, weights_only=True)["weight"].tolist() == [0, 0, 0]
 
 
 def test_an_io_that_had_a_function_of_its_own_has_it_again() -> None:
     disk, called = SlowDisk(), []
     disk.save_checkpoint = own = lambda *_: called.append("own")
-    with deferred_writes(disk) as held:
+    with piecewise_writes(disk, True) as held:
         disk.save_checkpoint({}, "a")
     assert called == []
     held[0]()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import io
+import pickle
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -351,3 +353,19 @@ def test_a_strategy_knows_how_long_a_collective_may_take() -> None:
     trainer = quiet_trainer(strategy=strategy, devices=1)
     assert private_names.collective_timeout(trainer) == timedelta(seconds=6)
     assert private_names.collective_timeout(quiet_trainer()) is None
+
+
+def test_a_tensor_hands_a_storage_over_to_whoever_pickles_it(tmp_path: Path) -> None:
+    met: list[Any] = []
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            stored = private_names.as_stored(obj)
+            met.extend([] if stored is None else [stored])
+            return None if stored is None else "here"
+
+    Pickler(io.BytesIO(), 2).dump([torch.ones(3), torch.ones(2).untyped_storage()])
+    (storage, *rest), (_, *bare) = met
+    assert rest == [torch.float32, torch.FloatStorage, 3]
+    assert bare == [torch.uint8, torch.UntypedStorage, 8]
+    assert private_names.typed_storage(storage, torch.float32).tolist() == [1, 1, 1]

@@ -10,6 +10,7 @@ from lit_stable.model.attention_dropout import drop_by_groups, dropout_groups
 from lit_stable.model.attention_kernels import ScoreRules, attend
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.head_scale import HeadScale
+from lit_stable.model.linear import Linear
 from lit_stable.model.qk_norm import build_qk_norms
 
 # B batch, T tokens, D d_model, H query heads, G key and value heads, K head size; D = H K
@@ -31,8 +32,8 @@ class Attention(nn.Module):
         self.queries = config.n_head // config.kv_heads  # per group
         self.rules = ScoreRules.of(config)
         rows = (config.n_head + 2 * config.kv_heads) * config.head_size
-        self.qkv = nn.Linear(config.d_model, rows, bias=config.bias)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.qkv = Linear(config.d_model, rows, bias=config.bias)
+        self.out = Linear(config.d_model, config.d_model, bias=config.bias)
         self.q_norm, self.k_norm, self.qk_scale = build_qk_norms(config)
         self.head_scale = HeadScale(config) if config.norm_position == "normformer" else nn.Identity()
         # Never called: the kernel drops. A module, so that whoever changes dropout in mid-run finds all of it by type.

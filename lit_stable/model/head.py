@@ -8,7 +8,8 @@ from torch import nn
 
 from lit_stable.model.compute_dtype import SIXTEEN_BITS, compute_dtype
 from lit_stable.model.config import GPTConfig
-from lit_stable.model.head_loss import SUMS_STAY_FP32, HeadLoss
+from lit_stable.model.head_loss import HeadLoss
+from lit_stable.model.linear import SUMS_STAY_FP32
 from lit_stable.model.soft_cap import soft_cap
 
 

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_stable.model.linear import fp32_product
 from lit_stable.model.loss import IGNORED, position_losses
 
 WIDE_LOGITS = 2**28
 """How many logits of an fp32 head exist at a time: 1 GiB."""
-
-SUMS_STAY_FP32 = hasattr(torch.ops.aten.mm, "dtype")
-"""Whether products of 16 bits can be left in fp32 on CUDA: since torch 2.8."""
 
 _FP16_LOG2_ONE = 15  # gradients are stored so many powers of 2 larger in fp16, whose smallest number is then 2^-39
 
@@ -46,7 +44,7 @@ class HeadLoss(torch.autograd.Function):
             for start in range(0, rows, size):
                 part = slice(start, start + size)
                 _losses_and_gradients(  # no name for the logits: it would keep them while the next are made
-                    _product(h[part], w.t()) if wide else torch.mm(h[part], w.t(), out=unscaled[part]),
+                    fp32_product(h[part], w.t()) if wide else torch.mm(h[part], w.t(), out=unscaled[part]),
                     labels[part],
                     losses[part],
                     unscaled[part],
@@ -63,25 +61,18 @@ class HeadLoss(torch.autograd.Function):
         by_hidden = by_weight = None
         with torch.autocast(h.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                by_hidden = _product(unscaled, w).mul_((by_loss / one)[:, None]).to(hidden_dtype)
+                by_hidden = fp32_product(unscaled, w).mul_((by_loss / one)[:, None]).to(hidden_dtype)
             if ctx.needs_input_grad[1]:
                 # Of a mean the factors of all rows are equal or 0: over the largest they are exact in 16 bits.
                 largest = by_loss.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
                 factors = (by_loss / largest)[:, None].to(h.dtype)
-                by_weight = _product(unscaled.t(), h * factors).mul_(largest / one).to(weight_dtype)
+                by_weight = fp32_product(unscaled.t(), h * factors).mul_(largest / one).to(weight_dtype)
         return by_hidden, by_weight, None, None, None
 
 
 def _log2_one(dtype: torch.dtype) -> int:
     """The power of 2 that 1 is stored as among the gradients of this dtype."""
     return _FP16_LOG2_ONE if dtype == torch.float16 else 0
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """(N, K) and (K, M) in 16 bits -> (N, M), summed and left in fp32."""
-    if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
 
 
 def _losses_and_gradients(logits: Tensor, labels: Tensor, losses: Tensor, gradients: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gelu import gelu
+from lit_stable.model.linear import Linear
 from lit_stable.model.norm import build_norm
 
 # B batch, T tokens, D d_model, F width inside the MLP
@@ -29,9 +30,9 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.activation = ACTIVATIONS[config.mlp]
-        self.up = nn.Linear(config.d_model, config.hidden, bias=config.bias)
+        self.up = Linear(config.d_model, config.hidden, bias=config.bias)
         self.inner_norm = _inner_norm(config)
-        self.down = nn.Linear(config.hidden, config.d_model, bias=config.bias)
+        self.down = Linear(config.hidden, config.d_model, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, T, D) -> (B, T, D)."""
@@ -44,10 +45,10 @@ class SwiGLUMLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.d_model, config.hidden, bias=config.bias)
-        self.up = nn.Linear(config.d_model, config.hidden, bias=config.bias)
+        self.gate = Linear(config.d_model, config.hidden, bias=config.bias)
+        self.up = Linear(config.d_model, config.hidden, bias=config.bias)
         self.inner_norm = _inner_norm(config)
-        self.down = nn.Linear(config.hidden, config.d_model, bias=config.bias)
+        self.down = Linear(config.hidden, config.d_model, bias=config.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, T, D) -> (B, T, D)."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lit_stable.model.compute_dtype import compute_dtype
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.linear import Linear
 from lit_stable.model.mlp import build_mlp
 from lit_stable.model.norm import Gain, sublayer_norms
 from lit_stable.model.qk_norm import build_qk_norms
@@ -26,10 +27,10 @@ class CrossAttention(nn.Module):
     def __init__(self, config: GPTConfig, width: int) -> None:
         super().__init__()
         self.head_size = config.head_size
-        self.q = nn.Linear(config.d_model, config.d_model, bias=config.bias)
-        self.k = nn.Linear(width, config.d_model, bias=config.bias)
-        self.v = nn.Linear(width, config.d_model, bias=config.bias)
-        self.out = nn.Linear(config.d_model, config.d_model, bias=config.bias)
+        self.q = Linear(config.d_model, config.d_model, bias=config.bias)
+        self.k = Linear(width, config.d_model, bias=config.bias)
+        self.v = Linear(width, config.d_model, bias=config.bias)
+        self.out = Linear(config.d_model, config.d_model, bias=config.bias)
         self.q_norm, self.k_norm, self.qk_scale = build_qk_norms(config)
         self.scale = 1.0 if config.qk_norm == "l2" else config.head_size**-0.5
 

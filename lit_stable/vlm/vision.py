@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lit_stable.model.compute_dtype import compute_dtype
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.linear import Linear
 from lit_stable.model.mlp import build_mlp
 from lit_stable.model.norm import build_norm
 from lit_stable.vlm.cross_attention import CrossAttention
@@ -50,7 +51,7 @@ class VisionTransformer(nn.Module):
         config = options.config()
         self.patch = options.patch
         self.width = options.d_model
-        self.embed = nn.Linear(options.channels * options.patch**2, options.d_model)
+        self.embed = Linear(options.channels * options.patch**2, options.d_model)
         self.positions = nn.Embedding(options.patches, options.d_model)
         self.blocks = nn.ModuleList(VisionBlock(config) for _ in range(options.n_layer))
         self.norm = build_norm(config.norm, config.d_model, config)

@@ -1,58 +1,16 @@
-"""Drop-in Lightning callbacks that keep training runs stable and exactly resumable."""
+"""Drop-in Lightning callbacks that keep training runs stable and exactly resumable.
 
-from .accumulation import AccumulationWindows
-from .activation_monitor import ActivationMonitor
-from .ada_gc import AdaGC
-from .alarm import Alarm
-from .attention_monitor import AttentionMonitor
-from .batch_size_warmup import BatchSizeWarmup
-from .black_box import BlackBox
-from .deferred_logging import DeferredLogging
-from .detectors import Detectors
-from .disk_space import DiskSpace
-from .eight_bit_adam import EightBitAdam
-from .events import Event, Events, emit
-from .fit_with_recovery import fit_with_recovery
-from .forward_replay import ForwardReplay
-from .garbage_collection import GarbageCollection
-from .graceful_stop import GracefulStop
-from .grad_clip import GradClip
-from .grad_norm import GradNorm, global_grad_norm
-from .grad_spike_skip import GradSpikeSkip
-from .gradient_monitor import GradientMonitor
-from .hang_watchdog import HangWatchdog
-from .invariant_check import InvariantCheck, InvariantViolation
-from .late_reads import LateReads
-from .layer_norm_freeze import LayerNormFreeze
-from .learning_rate import EffectiveLR
-from .lr_backoff import LRBackoff
-from .lr_override import LROverride
-from .optimizer_monitor import OptimizerMonitor
-from .optimizer_reset import OptimizerReset
-from .output_monitor import OutputMonitor
-from .progress import Progress
-from .qk_clip import QKClip
-from .recovery import Recovery
-from .recovery_time import RecoveryTime
-from .repeat_check import RepeatCheck
-from .resuming_batches import ResumingBatches
-from .run_control import KillFileExists, RunControl
-from .safe_checkpoints import SafeCheckpoints
-from .sample_text import SampleText
-from .scalars import Scalars
-from .scripted_skip import ScriptedSkip
-from .sequence_length_warmup import SequenceLengthWarmup
-from .source_loss import SourceLoss
-from .spike_events import TooManySkips
-from .step_seed import StepSeed
-from .step_timer import StepTimer
-from .step_validation import ValidateEverySteps
-from .throughput import Throughput
-from .token_statistics import TokenStatistics
-from .update_clip import UpdateClip
-from .update_monitor import UpdateMonitor
-from .weight_monitor import WeightMonitor
-from .z_clip import ZClip
+Torch and Lightning are imported with the first public name that is asked for, and with it all the others are there, so
+that a ``LightningCLI`` knows every class by its bare name. Files that need neither are imported without them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public_names import *
 
 __all__ = [
     "AccumulationWindows",
@@ -114,3 +72,15 @@ __all__ = [
     "fit_with_recovery",
     "global_grad_norm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    names = import_module(f"{__name__}.public_names")
+    globals().update({one: getattr(names, one) for one in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

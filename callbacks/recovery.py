@@ -56,7 +56,7 @@ class Recovery(StabilityCallback):
     given the dropped data. Whole global batches are dropped, by their place in the sample stream. It needs
     ``SafeCheckpoints``, and a loader that leaves out ``Progress.dropped``: ``TokenDataModule`` does,
     :class:`~.resuming_batches.ResumingBatches` makes any map-style data set do so. A callback cannot begin a fit: use
-    :func:`~.fit_with_recovery.fit_with_recovery` (the command line does). Without it a rewind is passed over, and the
+    :func:`~.rewinding_fit.fit_with_recovery` (the command line does). Without it a rewind is passed over, and the
     ladder goes as far as ``stop``.
 
     **The ledger**, ``recovery.jsonl``: one line per thing done, with when, why, evidence, action and result, on disk

@@ -6,8 +6,8 @@ import difflib
 import re
 from pathlib import Path
 
+from lit_stable.callbacks.branch_end import pending_target
 from lit_stable.callbacks.checkpoint_files import recover
-from lit_stable.callbacks.fit_with_recovery import pending_target
 
 CHECKPOINTS = "checkpoints"
 _STEP = re.compile(r"step-(\d+)\.ckpt$")

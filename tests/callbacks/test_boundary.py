@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import lit_stable.callbacks as package
+from lit_stable.callbacks import public_names
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -90,3 +93,15 @@ def test_the_package_list_names_every_folder_with_python_or_yaml_in_it() -> None
     expected = {".".join(folder.relative_to(ROOT).parts) for folder in folders}
     assert set(settings["packages"]) == expected
     assert settings["package-dir"]["lit_stable.callbacks"] == "callbacks"
+
+
+def test_the_public_names_are_those_of_their_file_and_none_is_a_files() -> None:
+    """A file of that name, once imported, would be what the package answers with."""
+    assert set(package.__all__) == {name for name in vars(public_names) if not name.startswith("_")}
+    assert not set(package.__all__) & {path.stem for path in FILES}
+
+
+def test_the_package_has_the_names_that_it_lists_and_no_other() -> None:
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="has no attribute 'GradClipp'"):
+        package.GradClipp  # noqa: B018

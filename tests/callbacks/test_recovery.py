@@ -38,8 +38,8 @@ from lit_stable.callbacks import (
     fit_with_recovery,
 )
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.branch_end import newest_of_branch
 from lit_stable.callbacks.events import Event
-from lit_stable.callbacks.fit_with_recovery import newest_of_branch
 from lit_stable.callbacks.recovery_exit import RecoveryStopped, Rewind
 from lit_stable.callbacks.recovery_ledger import FILE
 

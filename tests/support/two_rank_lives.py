@@ -27,7 +27,7 @@ from rank_scenarios_recovery import ONE_RANK, STEPS, judged
 from recovery_project import RUNGS, Data, Module, make_trainer
 
 from lit_stable.callbacks import Events, GracefulStop, HangWatchdog, Recovery, fit_with_recovery
-from lit_stable.callbacks.fit_with_recovery import pending_target
+from lit_stable.callbacks.branch_end import pending_target
 from lit_stable.callbacks.recovery_exit import Rewind
 
 DEATHS = "deaths.jsonl"

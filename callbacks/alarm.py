@@ -16,7 +16,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .base import MisconfigurationException, StabilityCallback, rank_zero_warn, refuse_all
-from .events import Event, Events, plain
+from .events import Event, Events
+from .plain_values import plain
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from .base import MisconfigurationException, StabilityCallback, rank_zero_warn, refuse_all
 from .black_box_row import DeviceRing, HostRow, as_record, texts
-from .events import Event, Events, plain
+from .events import Event, Events
 from .grad_norm import GradNorm
 from .learning_rate import EffectiveLR
 from .module_patterns import unwrapped
 from .parameter_places import layer_of
+from .plain_values import plain
 from .progress import Progress
 from .sample_places import sample_places
 from .sample_text import find_tokenizer

@@ -9,24 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
-import struct
 import zipfile
 import zlib
 from pathlib import Path
 
-import torch
-
 CHECKSUMS = "checksums.json"
 PARTIAL, REPLACED = ".partial", ".replaced"
 _CHUNK = 1 << 24
-#: What torch raises where a file is missing, is none of its own, or was damaged: bytes that are no longer what was
-#: pickled are read as other opcodes, numbers and texts. Seen of 12,000 files damaged at random.
-_UNREADABLE = (
-    *(OSError, RuntimeError, EOFError, pickle.UnpicklingError, struct.error),
-    *(ValueError, LookupError, TypeError, AttributeError, AssertionError),
-)
 
 
 def partial_path(path: Path) -> Path:
@@ -139,23 +129,3 @@ def _folder_damage(folder: Path, part: int, parts: int) -> str | None:
         if list(checksum(file)) != expected:
             return f"{file} is damaged: it does not match its checksum"
     return None
-
-
-def newest_usable(folder: Path, but: Path | None = None) -> Path | None:
-    """The whole checkpoint in a folder with the most steps, the last written of several; ``None`` if there is none."""
-    candidates = [p for p in folder.iterdir() if p.suffix == ".ckpt" and p != but] if folder.is_dir() else []
-    for path in sorted(candidates, key=lambda p: (_steps(p), p.stat().st_mtime), reverse=True):
-        if damage(path) is None:
-            return path
-    return None
-
-
-def _steps(path: Path) -> int:
-    # Not by time alone: a clock may have been set back. What cannot be read this far comes last.
-    file = path / "meta.pt" if path.is_dir() else path
-    try:
-        content = torch.load(file, mmap=True, map_location="cpu", weights_only=True)
-    except _UNREADABLE:
-        return -1
-    steps = content.get("global_step") if isinstance(content, dict) else None
-    return steps if isinstance(steps, int) else -1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .base import StabilityCallback, find_or_install, rank_zero_info, rank_zero_warn
+from .plain_values import plain
 from .text_log import log_text
 
 if TYPE_CHECKING:
@@ -121,15 +121,6 @@ class Events(StabilityCallback):
         folder = trainer.log_dir  # a collective: every rank asks
         if self.folder is None and folder is not None:
             self.folder = Path(folder)
-
-
-def plain(value: Any) -> Any:
-    """The same as strings, numbers, lists and dicts that JSON takes; what is not finite as a string."""
-    if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_events(path: Path) -> list[Event]:

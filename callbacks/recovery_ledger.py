@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .events import plain
 from .line_file import append_lines
+from .plain_values import plain
 
 FILE = "recovery.jsonl"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lit_stable.callbacks import checkpoint_files as files
+from lit_stable.callbacks.newest_checkpoint import newest_usable
 
 
 def write_file(path: Path, value: float = 1.0) -> Path:
@@ -212,9 +213,9 @@ def test_the_newest_usable_is_whole_and_another(tmp_path: Path) -> None:
         os.utime(path, (1000 - age, 1000 - age))
     write_file(tmp_path / "newer.ckpt.partial")
     write_file(tmp_path / "notes.txt")
-    assert files.newest_usable(tmp_path, but=tmp_path / "newest.ckpt") == tmp_path / "usable.ckpt"
-    assert files.newest_usable(tmp_path) == tmp_path / "newest.ckpt"
-    assert files.newest_usable(tmp_path / "absent") is None
+    assert newest_usable(tmp_path, but=tmp_path / "newest.ckpt") == tmp_path / "usable.ckpt"
+    assert newest_usable(tmp_path) == tmp_path / "newest.ckpt"
+    assert newest_usable(tmp_path / "absent") is None
 
 
 def test_the_newest_usable_has_the_most_steps_whatever_the_clock_said(tmp_path: Path) -> None:
@@ -224,10 +225,10 @@ def test_the_newest_usable_has_the_most_steps_whatever_the_clock_said(tmp_path: 
     folder = write_folder(tmp_path / "95.ckpt")
     torch.save({"global_step": 95}, folder / "meta.pt")
     files.write_checksums(folder, {p.name: files.checksum(p) for p in folder.glob("meta.pt")})
-    assert files.newest_usable(tmp_path, but=tmp_path / "110.ckpt") == tmp_path / "100.ckpt"
+    assert newest_usable(tmp_path, but=tmp_path / "110.ckpt") == tmp_path / "100.ckpt"
     (tmp_path / "110.ckpt").write_bytes(b"")
     (tmp_path / "100.ckpt").write_bytes(b"")
-    assert files.newest_usable(tmp_path) == folder
+    assert newest_usable(tmp_path) == folder
 
 
 def test_what_cannot_be_read_comes_last_and_a_fault_of_ours_does_not_pass_for_damage(
@@ -242,7 +243,7 @@ def test_what_cannot_be_read_comes_last_and_a_fault_of_ours_does_not_pass_for_da
         for _ in range(3):
             damaged[draw.randrange(len(whole))] = draw.randrange(256)
         (tmp_path / f"{number}.ckpt").write_bytes(damaged[: draw.choice([len(whole), draw.randrange(len(whole))])])
-    found = files.newest_usable(tmp_path)  # a byte between two records may change and nothing is lost
+    found = newest_usable(tmp_path)  # a byte between two records may change and nothing is lost
     assert found is not None
     assert torch.load(found)["global_step"] == 5
 
@@ -251,7 +252,7 @@ def test_what_cannot_be_read_comes_last_and_a_fault_of_ours_does_not_pass_for_da
 
     monkeypatch.setattr(torch, "load", typo)
     with pytest.raises(NameError):
-        files.newest_usable(tmp_path)
+        newest_usable(tmp_path)
 
 
 def test_a_save_after_a_kill_behind_both_renames_succeeds(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ import yaml
 from jsonargparse import get_loader
 
 from lit_stable.cli.directives import Composition, Directives, take_directives
+from lit_stable.cli.shipped_recipes import shipped_recipes
 
 _CONFIG_OPTIONS = ("--config", "-c")
 _load_yaml = get_loader("yaml")  # jsonargparse's own reading of scalars: 1e-4 is a float, 2024-01-31 is text
@@ -49,12 +49,6 @@ class Layer:
             if tuple(path[:length]) in self.lines:
                 return self.lines[tuple(path[:length])]
         return 1
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """Name, as in ``stability/grad_clip``, and path of every recipe in the package."""
-    root = Path(next(iter(import_module("lit_stable.recipes").__path__)))  # a folder without __init__.py
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
 
 
 def resolve_recipe(name_or_path: str | Path, folder: Path | None = None) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from lit_stable.cli.recipe import shipped_recipes
+from lit_stable.cli.shipped_recipes import shipped_recipes
 
 
 def run_recipes(argv: Sequence[str]) -> None:

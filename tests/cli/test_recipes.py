@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from tiny_recipe import command
 
-from lit_stable.cli.recipe import shipped_recipes
 from lit_stable.cli.recipes import first_sentence
+from lit_stable.cli.shipped_recipes import shipped_recipes
 
 
 def test_every_recipe_is_listed_with_what_it_is():

@@ -12,7 +12,7 @@ from row_values import ROW_VALUES
 from tiny_recipe import command
 
 from lit_stable.cli.features import FEATURES
-from lit_stable.cli.recipe import shipped_recipes
+from lit_stable.cli.shipped_recipes import shipped_recipes
 
 ALL = shipped_recipes()
 RECIPES = {name: path for name, path in ALL.items() if name not in ROW_VALUES or name == "sizes/tiny"}

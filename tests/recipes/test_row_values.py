@@ -12,7 +12,8 @@ from own_values import OURS
 from recipe_values import as_written, leaves, own_layer, resolved, same, value, written
 from row_values import CONTINUES, ROW_VALUES, RowValues
 
-from lit_stable.cli.recipe import resolve_recipe, shipped_recipes
+from lit_stable.cli.recipe import resolve_recipe
+from lit_stable.cli.shipped_recipes import shipped_recipes
 
 FOLDERS = (
     "bloomberggpt",

@@ -8,7 +8,6 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from lit_stable.cli.checkpoint_argument import CHECKPOINT, add_root, named_checkpoint
-from lit_stable.weights.average import average
 
 
 def run_average(argv: Sequence[str]) -> None:
@@ -25,4 +24,7 @@ def run_average(argv: Sequence[str]) -> None:
     add_root(parser)
     arguments = parser.parse_args(list(argv))
     paths = [named_checkpoint(given, arguments.root) for given in arguments.checkpoints]
+
+    from lit_stable.weights.average import average  # late: it takes seconds
+
     print("\n".join(average(paths, arguments.out, arguments.shares)))

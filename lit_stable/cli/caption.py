@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
 from jsonargparse import ArgumentParser
 
 from lit_stable.cli.checkpoint_argument import CHECKPOINT, add_root, named_checkpoint
-from lit_stable.data.tokenizer import Tokenizer
-from lit_stable.run.past_step import rebuilt_data
-from lit_stable.vlm.captioning import open_vlm, write_captions
-from lit_stable.vlm.datamodule import PairDataModule
-from lit_stable.vlm.image_folder import read_image
-from lit_stable.weights.stored_model import open_model
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SHADES = " .:-=+*#%@"
 
@@ -36,14 +32,21 @@ def run_caption(argv: Sequence[str]) -> None:
     if arguments.count < 1:
         raise ValueError(f"count={arguments.count}: must be at least 1.")
     path = named_checkpoint(arguments.checkpoint, arguments.root)
+
+    import numpy as np  # late, with what follows: it takes seconds
+    import torch
+
+    from lit_stable.vlm.captioning import data_of_run, open_vlm, write_captions
+    from lit_stable.vlm.image_folder import read_image
+
     gpt, sight = open_vlm(path)
-    data = _data(path)
+    data = data_of_run(path)
     if arguments.images:
         images = np.stack([read_image(image, data.image_size, data.channels) for image in arguments.images])
         truths = [str(image) for image in arguments.images]
     else:
         images, truths = data.examples(arguments.count)
-    tokenizer: Tokenizer = data.text_tokenizer()
+    tokenizer = data.text_tokenizer()
     found = write_captions(
         gpt,
         sight,
@@ -63,16 +66,3 @@ def drawn(image: np.ndarray) -> str:
     """An image (C, height, width), 0 to 255, in letters, two for a pixel."""
     shades = image.mean(0).astype(int) * len(_SHADES) // 256
     return "\n".join("".join(2 * _SHADES[shade] for shade in row) for row in shades.tolist())
-
-
-def _data(path: Path) -> PairDataModule:
-    record = open_model(path).record
-    if "recipe" not in record:
-        raise ValueError(
-            f"{path}: does not say what it was trained on; go on with it for a step, and give what that saves."
-        )
-    data = rebuilt_data(record["recipe"])
-    assert isinstance(data, PairDataModule)
-    data.prepare_data()
-    data.setup("fit")
-    return data

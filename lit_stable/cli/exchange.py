@@ -9,11 +9,7 @@ from typing import Literal
 from jsonargparse import ArgumentParser
 
 from lit_stable.cli.checkpoint_argument import CHECKPOINT, add_root, named_checkpoint
-from lit_stable.data.tokenizer import Tokenizer
-from lit_stable.weights.exchange import compare_logits, export_to_hf, import_from_hf
 from lit_stable.weights.families import FamilyName
-from lit_stable.weights.stored_model import open_model
-from lit_stable.weights.tokenizer_of_run import find_tokenizer
 
 
 def run_export(argv: Sequence[str]) -> int:
@@ -37,7 +33,11 @@ def run_export(argv: Sequence[str]) -> int:
     add_root(parser)
     arguments = parser.parse_args(list(argv))
     path = named_checkpoint(arguments.checkpoint, arguments.root)
-    tokenizer, notes = _tokenizer(path, arguments.tokenizer)
+
+    from lit_stable.weights.exchange import compare_logits, export_to_hf  # late: it takes seconds
+    from lit_stable.weights.tokenizer_of_run import tokenizer_if_known
+
+    tokenizer, notes = tokenizer_if_known(path, arguments.tokenizer)
     print("\n".join([*export_to_hf(path, arguments.out, arguments.family, tokenizer), *notes]))
     if not arguments.compare:
         return 0
@@ -46,15 +46,6 @@ def run_export(argv: Sequence[str]) -> int:
     if not found.equal:
         print(f"{arguments.out}: is not the same model; more than 1e-5 of the largest logit is no rounding.")
     return 0 if found.equal else 1
-
-
-def _tokenizer(path: Path, given: Path | None) -> tuple[Tokenizer | None, list[str]]:
-    try:
-        return find_tokenizer(open_model(path).record, given), []
-    except ValueError as error:
-        if given is not None:
-            raise
-        return None, [f"no tokenizer beside it: {error}"]
 
 
 def run_import(argv: Sequence[str]) -> None:
@@ -66,4 +57,7 @@ def run_import(argv: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path, help="With config.json and weights: GPT-2, OPT, BLOOM or Llama.")
     parser.add_argument("--out", type=Path, required=True, help="Checkpoint file to write; the recipe lies beside it.")
     arguments = parser.parse_args(list(argv))
+
+    from lit_stable.weights.exchange import import_from_hf  # late: it takes seconds
+
     print("\n".join(import_from_hf(arguments.folder, arguments.out)))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from jsonargparse import ArgumentParser
 
 from lit_stable.cli.checkpoint_argument import CHECKPOINT, add_root, named_checkpoint
-from lit_stable.data.tokenizer import Tokenizer
-from lit_stable.model.generate import generate
-from lit_stable.weights.stored_model import StoredModel, build_model, open_model
-from lit_stable.weights.tokenizer_of_run import find_tokenizer
+
+if TYPE_CHECKING:
+    from lit_stable.data.tokenizer import Tokenizer
+    from lit_stable.weights.stored_model import StoredModel
 
 
 def run_generate(argv: Sequence[str]) -> None:
@@ -33,12 +33,19 @@ def run_generate(argv: Sequence[str]) -> None:
     arguments = parser.parse_args(list(argv))
     if bool(arguments.prompt) == bool(arguments.ids):
         raise ValueError(f"prompt={arguments.prompt}, ids={arguments.ids}: give one of --prompt and --ids.")
-    stored = open_model(named_checkpoint(arguments.checkpoint, arguments.root))
+    path = named_checkpoint(arguments.checkpoint, arguments.root)
+
+    from lit_stable.devices.named_device import named_device  # late: it takes seconds
+    from lit_stable.model.generate import generate
+    from lit_stable.weights.stored_model import build_model, open_model
+    from lit_stable.weights.tokenizer_of_run import find_tokenizer
+
+    stored = open_model(path)
     tokenizer = None if arguments.ids else find_tokenizer(stored.record, arguments.tokenizer)
     prompts = [arguments.ids] if tokenizer is None else [tokenizer.encode(text) for text in arguments.prompt]
     _refuse_unknown(prompts, stored)
     new = generate(
-        build_model(stored, _device(arguments.device)),
+        build_model(stored, named_device(arguments.device)),
         prompts,
         arguments.new_tokens,
         temperature=arguments.temperature,
@@ -61,10 +68,3 @@ def _refuse_unknown(prompts: Sequence[Sequence[int]], stored: StoredModel) -> No
         raise ValueError(
             f"token {unknown[0]}: {stored.path} knows ids below {size}; give the tokenizer that it was trained with."
         )
-
-
-def _device(name: str) -> torch.device:
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={name}: is not here ({str(error).splitlines()[0]}).") from error

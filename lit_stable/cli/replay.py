@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-from lit_stable.replay.comparison import ABOVE_NOISE, OTHER_RANKS, differences, logged_values, noise
-from lit_stable.replay.module_outputs import SURGE, first_outlier
-from lit_stable.replay.step_watch import LOSS, NORM, Replayed
-from lit_stable.run.beginnings import Beginning, read_beginnings
-from lit_stable.run.branch import read_parent
-from lit_stable.run.folder import checkpoint_path, checkpoint_step, checkpoints, find_checkpoint
-
-_SHOWN = 5  # differences
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a replay begins."""
-
-    beginning: Beginning
-    """Of the session that took the step."""
-    recipe: Path
-    checkpoint: Path | None
-    """None: at step 0."""
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps behind the checkpoint."""
-        return 0 if self.checkpoint is None else checkpoint_step(self.checkpoint) or 0
 
 
 def run_replay(argv: Sequence[str]) -> int:
@@ -51,105 +24,10 @@ def run_replay(argv: Sequence[str]) -> int:
     known, words = parser.parse_known_args(list(argv))
     if known.runs < 2:
         raise ValueError(f"runs={known.runs}: must be at least 2, or nothing is known of the noise between them.")
+
+    from lit_stable.replay.page import replay  # late: it takes seconds
+
     page, same = replay(known.run, known.step, known.at, known.runs, known.worst, words)
     if int(os.environ.get("RANK", 0)) == 0:
         print(page, flush=True)
     return 0 if same else 1
-
-
-def replay(
-    run: Path, step: int, at: str | None = None, runs: int = 2, worst: int = 4, words: Sequence[str] = ()
-) -> tuple[str, bool]:
-    """The page that ``replay`` prints, and whether the step was the same; all ranks of a launch call it.
-
-    Raises:
-        ValueError: when the run has no such step, or the checkpoint lies behind it.
-    """
-    from lit_stable.replay.again import replay_once  # late: it needs the command line, which knows this command
-
-    start = find_start(run, step, at)
-    replays = [replay_once(run, start.recipe, start.checkpoint, step, words) for _ in range(runs)]
-    seen = replays[0]
-    verdict, same = _verdict(run, start, replays)
-    if seen.compiled:
-        seen = replay_once(run, start.recipe, start.checkpoint, step, words, compiles=False)
-        verdict.append("what follows is of one more replay, in which nothing was compiled")
-    lines = [_header(run, start, step, runs), *verdict, *_step(seen, step), *_worst(seen, worst)]
-    return "\n".join(lines), same
-
-
-def find_start(run: Path, step: int, at: str | None = None) -> Start:
-    """The nearest checkpoint before a step, or the given one, and the recipe that the step ran under."""
-    if step < 1:
-        raise ValueError(f"step={step}: optimizer steps count from 1.")
-    beginning = next(one for one in reversed(read_beginnings(run)) if one.steps < step)
-    recipe = run / f"recipe-{beginning.session:02d}.yaml"
-    if at is not None:
-        start = Start(beginning, recipe, find_checkpoint(at, run.parent.parent, run.parent.name))
-        if start.step >= step:
-            raise ValueError(f"at={at}: stands at step {start.step}, behind which step {step} lies no more.")
-        return start
-    before = [path for path in checkpoints(run) if (checkpoint_step(path) or 0) < step]
-    parent = read_parent(run)
-    if not before and parent is not None:
-        origin = checkpoint_path((run / parent.run).resolve(), parent.step)
-        before = [origin] if origin.exists() else []
-        if not before:
-            raise ValueError(f"{run}: no checkpoint before step {step} is left, nor {origin}; give another with --at.")
-    return Start(beginning, recipe, before[-1] if before else None)
-
-
-def _header(run: Path, start: Start, step: int, runs: int) -> str:
-    origin = "the beginning" if start.checkpoint is None else str(start.checkpoint)
-    lines = [f"{run}: step {step}, {runs} times from {origin}, by {start.recipe.name}"]
-    if start.step < start.beginning.steps:
-        lines.append(
-            f"steps {start.step + 1} to {start.beginning.steps} ran by an earlier recipe, and may come out else"
-        )
-    return "\n".join(lines)
-
-
-def _verdict(run: Path, start: Start, replays: list[Replayed]) -> tuple[list[str], bool]:
-    first = replays[0]
-    level = noise([one.values for one in replays])
-    lines = [f"noise: replays differ by up to {level:.2g}" if level else "noise: none, replays are equal to the bit"]
-    tolerance = ABOVE_NOISE * level
-    if first.ranks != start.beginning.ranks:
-        tolerance = max(tolerance, OTHER_RANKS)
-        lines.append(
-            f"ranks: {first.ranks}, the run had {start.beginning.ranks}; differences up to {OTHER_RANKS:g} are nothing"
-        )
-    logged = logged_values(run, [LOSS, NORM])
-    compared = sorted({s for name, values in first.values.items() for s in values if s in logged[name]})
-    if not compared:
-        return [*lines, f"nothing to compare with: the run has logged no step behind {start.step}"], True
-    found = differences(logged, first.values, tolerance)
-    steps = f"steps {compared[0]} to {compared[-1]}, {len(compared)} logged"
-    if not found:
-        how = "to the bit" if not tolerance else f"within {tolerance:.2g}"
-        return [*lines, f"same: {steps}, loss and gradient norm {how}"], True
-    lines.append(f"NOT the same: {steps}, {len(found)} numbers differ; the first:")
-    for one in found[:_SHOWN]:
-        lines.append(
-            f"  step {one.step}: {one.name} {one.logged:.7g} in the log, {one.replayed:.7g} now ({one.size:.2g})"
-        )
-    return lines, False
-
-
-def _step(found: Replayed, step: int) -> list[str]:
-    loss, norm = (found.values[name].get(step, math.nan) for name in (LOSS, NORM))
-    lines = [f"step {step}: loss {loss:.6g}, gradient norm {norm:.6g}"]
-    if found.error:
-        lines.append(f"ended by {found.error}")
-    outlier = first_outlier(found.outputs.get(step, {}), found.outputs.get(step - 1, {}))
-    ordinary = f"outputs of all modules are finite, none above {SURGE:g} times the usual"
-    return [*lines, ordinary if outlier is None else outlier.sentence()]
-
-
-def _worst(found: Replayed, count: int) -> list[str]:
-    ranked = sorted(found.losses.items(), key=lambda item: -item[1] if item[1] == item[1] else -math.inf)
-    lines = [f"samples, worst first ({min(count, len(ranked))} of {len(ranked)}):"]
-    for sample, loss in ranked[:count]:
-        lines.append(f"  sample {sample}: loss {loss:.4f}")
-        lines += [f"    {line}" for line in found.texts[sample].split("\n")]
-    return lines

@@ -10,7 +10,9 @@ from torch import Tensor
 from lit_stable.callbacks.extra_forward import evaluating
 from lit_stable.callbacks.generation import continue_tokens
 from lit_stable.model.gpt import GPT
+from lit_stable.run.past_step import rebuilt_data
 from lit_stable.vlm.backbones import HF, SIGHT
+from lit_stable.vlm.datamodule import PairDataModule
 from lit_stable.vlm.options import GatedOptions, VisionOptions
 from lit_stable.vlm.sight import Sight
 from lit_stable.weights.stored_model import build_model, open_model
@@ -61,3 +63,21 @@ def write_captions(
                 max_length=gpt.config.max_length,
             )
     return [ids[: ids.index(eot_id)] if eot_id in ids else ids for ids in new.tolist()]
+
+
+def data_of_run(path: Path) -> PairDataModule:
+    """The images and captions that the run of a checkpoint was trained on, opened.
+
+    Raises:
+        ValueError: when the checkpoint does not say which.
+    """
+    record = open_model(path).record
+    if "recipe" not in record:
+        raise ValueError(
+            f"{path}: does not say what it was trained on; go on with it for a step, and give what that saves."
+        )
+    data = rebuilt_data(record["recipe"])
+    assert isinstance(data, PairDataModule)
+    data.prepare_data()
+    data.setup("fit")
+    return data

@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_stable.data.tokenizer import Tokenizer, load_tokenizer
 from lit_stable.run.past_step import rebuilt_data
+from lit_stable.weights.stored_model import open_model
 
 
 def find_tokenizer(record: dict[str, Any], given: Path | None = None) -> Tokenizer:
@@ -34,3 +35,13 @@ def find_tokenizer(record: dict[str, Any], given: Path | None = None) -> Tokeniz
             f"tokenizer=null: the data of the run cannot be opened ({error}) give --tokenizer PATH of a tokenizer.json."
         ) from error
     return data.text_tokenizer()
+
+
+def tokenizer_if_known(path: Path, given: Path | None = None) -> tuple[Tokenizer | None, list[str]]:
+    """The tokenizer for a checkpoint, or none and a line that says why; one that is given must be there."""
+    try:
+        return find_tokenizer(open_model(path).record, given), []
+    except ValueError as error:
+        if given is not None:
+            raise
+        return None, [f"no tokenizer beside it: {error}"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_recipe import command
 
-from lit_stable.cli.check_devices import check_devices
+from lit_stable.devices.check_devices import check_devices
 
 
 @pytest.mark.parametrize("words", [("check-devices",), ("check", "--devices")], ids=" ".join)

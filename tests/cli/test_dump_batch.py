@@ -9,7 +9,7 @@ import pytest
 from dated_sources import fit, write_sources
 from tiny_recipe import command
 
-from lit_stable.cli.dump_batch import dump_batch
+from lit_stable.run.batch_page import dump_batch
 from lit_stable.run.beginnings import FILE
 
 

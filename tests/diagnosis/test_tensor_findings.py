@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, quiet_trainer
 
-from lit_stable.cli.inspect_checkpoint import compare, inspect
+from lit_stable.diagnosis.checkpoint_page import compare, inspect
 from lit_stable.diagnosis.checkpoint_tensors import open_checkpoint
 
 

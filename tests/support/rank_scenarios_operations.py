@@ -18,7 +18,7 @@ from tiny_gpt_run import equal_bits
 from lit_stable.callbacks import BlackBox, EffectiveLR, Event, Events, Progress, RepeatCheck, RunControl, emit
 from lit_stable.callbacks.control_orders import new_order, place, read_ledger
 from lit_stable.callbacks.events import read_events
-from lit_stable.cli.check_devices import check_devices
+from lit_stable.devices.check_devices import check_devices
 
 
 class Orders(Callback):

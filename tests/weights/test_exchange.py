@@ -251,7 +251,7 @@ def test_the_commands_with_tokenizer_and_recipe(run, recipe, tmp_path, monkeypat
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     assert tokenizer("the of").input_ids == list(b"the of")
     assert tokenizer.eos_token_id == 256
-    monkeypatch.setattr("lit_stable.cli.exchange.compare_logits", lambda *paths: Comparison(1.1e-4, 10.0))
+    monkeypatch.setattr("lit_stable.weights.exchange.compare_logits", lambda *paths: Comparison(1.1e-4, 10.0))
     other = command("export", run, "--to", "hf", "--out", tmp_path / "other", "--compare")
     assert (other.code, "differ by 0.00011 at most; the largest is 10\n" in other.out) == (1, True)
     assert f"{tmp_path / 'other'}: is not the same model" in other.out

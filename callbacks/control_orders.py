@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from .base import MisconfigurationException
 from .line_file import append_lines
 
 INBOX, LEDGER = "control", "control.jsonl"
 ACTIONS = ("save", "stop", "validate")
+#: Exit code of a process whose run was stopped by an order or by the kill file.
+STOPPED = 4
 _RATE = re.compile(r"lr\*=(?P<factor>\S+)")
 
 
@@ -59,13 +60,13 @@ def new_order(words: str) -> Order:
     """The order that ``save``, ``stop``, ``validate`` or ``lr*=FACTOR`` means.
 
     Raises:
-        MisconfigurationException: when it means none.
+        ValueError: when it means none.
     """
     factor = None
     if match := _RATE.fullmatch(words):
         factor = _factor(match["factor"])
     elif words not in ACTIONS:
-        raise MisconfigurationException(f"{words!r}: is no order; write save, stop, validate or 'lr*=0.67'.")
+        raise ValueError(f"{words!r}: is no order; write save, stop, validate or 'lr*=0.67'.")
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"  # in the order of asking
     return Order(name, words if factor is None else "lr", factor, now())
 
@@ -76,7 +77,7 @@ def _factor(text: str) -> float:
     except ValueError:
         factor = math.nan
     if not (0 < factor < math.inf):
-        raise MisconfigurationException(f"lr*={text}: must be a number above 0, as in 'lr*=0.67'.")
+        raise ValueError(f"lr*={text}: must be a number above 0, as in 'lr*=0.67'.")
     return factor
 
 

@@ -27,9 +27,6 @@ from .safe_checkpoints import KEY
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-#: Exit code of a process whose run was stopped by an order or by the kill file.
-STOPPED = 4
-
 
 class KillFileExists(MisconfigurationException):
     """Raised on all ranks before training, while the kill file is there."""

@@ -1,4 +1,4 @@
-"""The ``lit-stable`` command: help and version at once, everything else after the heavy imports."""
+"""The ``lit-stable`` command: help and version at once, everything else after the imports that it needs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _answer(arguments: list[str]) -> int:
     if arguments[0] not in SUBCOMMANDS:
         print(_unknown(arguments[0]), file=sys.stderr)
         return 2
-    # Late, because torch and Lightning take seconds and none of the answers above needs them.
+    # Late: none of the answers above needs it.
     from lit_stable.cli.main import run
 
     return run(arguments)

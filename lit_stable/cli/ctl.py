@@ -39,8 +39,7 @@ def give_order(run: Path, words: str, wait: float = 0.0) -> tuple[str, bool]:
         as is known.
 
     Raises:
-        ValueError: when the folder is no run's, or cannot be written to.
-        MisconfigurationException: when the words are no order.
+        ValueError: when the folder is no run's, or cannot be written to, or the words are no order.
     """
     if not stored_recipes(run):
         raise ValueError(f"{run}: holds no recipe-NN.yaml, so it is no run folder; give ROOT/NAME/0001.")

@@ -1,35 +1,64 @@
-"""Errors that are sentences for the user, and those that are not."""
+"""Errors that are sentences for the user, with which code a process ends by them, and those that are none."""
 
 from __future__ import annotations
 
+import sys
 import traceback
 from pathlib import Path
+from typing import ClassVar
 
-from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.control_orders import STOPPED as ORDERED
+from lit_stable.callbacks.recovery_exit import STOPPED
 from lit_stable.data.store import DamagedStore
 
+FAILED, USAGE_ERROR = 1, 2
 PACKAGE = Path(__file__).resolve().parent.parent
 _OURS = {PACKAGE, (PACKAGE / "callbacks").resolve()}  # a link in a checkout
 
 
-class UserError(Exception):
-    """Something the user can mend before anything is trained: printed without a traceback."""
+class Sentence(Exception):
+    """The end of a command, printed without a traceback."""
+
+    #: Of the process.
+    exit_code: ClassVar[int]
 
 
-class RunFailed(Exception):
-    """Something that ended a run which had begun, or a checkpoint that a run cannot go on from, told in a sentence."""
+class UserError(Sentence):
+    """Something the user can mend before anything is trained."""
+
+    exit_code = USAGE_ERROR
 
 
-class RunStopped(Exception):
-    """The end of a run by the recovery ladder, told in a sentence."""
+class RunFailed(Sentence):
+    """Something that ended a run which had begun, or a checkpoint that a run cannot go on from."""
+
+    exit_code = FAILED
+
+
+class RunStopped(Sentence):
+    """The end of a run by the recovery ladder."""
+
+    exit_code = STOPPED
+
+
+class RunForbidden(Sentence):
+    """The kill file, which lets no run begin."""
+
+    exit_code = ORDERED
 
 
 def is_for_the_user(error: Exception) -> bool:
     """Whether an error's text is a sentence of ours, so that a traceback would only hide it."""
-    if isinstance(error, (MisconfigurationException, DamagedStore)):
+    if _is_misconfiguration(error) or isinstance(error, DamagedStore):
         return True
     last = traceback.extract_tb(error.__traceback__)[-1]
     return isinstance(error, ValueError) and not _OURS.isdisjoint(Path(last.filename).resolve().parents)
+
+
+def _is_misconfiguration(error: Exception) -> bool:
+    # To import Lightning takes seconds; where nothing has, nothing has raised its exception.
+    loaded = sys.modules.get("lightning.fabric.utilities.exceptions")
+    return loaded is not None and isinstance(error, loaded.MisconfigurationException)
 
 
 def sentence(error: Exception) -> str:

@@ -15,13 +15,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_stable.callbacks import GracefulStop, KillFileExists, Progress, Recovery, fit_with_recovery
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.control_orders import STOPPED as ORDERED
 from lit_stable.callbacks.recovery_exit import RecoveryStopped
-from lit_stable.callbacks.run_control import STOPPED as ORDERED
 from lit_stable.cli.beginning import Beginning, find_beginning
 from lit_stable.cli.check import check
 from lit_stable.cli.command import Command
 from lit_stable.cli.construction import construction_problems
-from lit_stable.cli.errors import RunFailed, RunStopped, UserError, is_for_the_user, sentence
+from lit_stable.cli.errors import RunFailed, RunForbidden, RunStopped, UserError, is_for_the_user, sentence
 from lit_stable.cli.every_problem import every_problem
 from lit_stable.cli.features import active_features, adopt_data, refuse_twins
 from lit_stable.cli.places import located
@@ -29,10 +29,11 @@ from lit_stable.cli.recipe_arguments import TRAINER_DEFAULTS, add_recipe_argumen
 from lit_stable.cli.spine import spine
 from lit_stable.cli.systems import system_asked_for
 from lit_stable.cli.trace import Trace, trace, write_trace
-from lit_stable.run.console import say
+from lit_stable.run.console import quiet_lightning, say
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
 from lit_stable.run.surgery import Surgery, SurgeryOptions
+from lit_stable.strategies import fsdp1, fsdp2
 from lit_stable.strategies.launcher import launched_devices, recipe_devices, restart_advice
 from lit_stable.strategies.selection import select
 from lit_stable.systems import system
@@ -45,6 +46,9 @@ class LitStableCLI(LightningCLI):
     """LightningCLI with the project's defaults; the recipe is the truth, never the checkpoint."""
 
     def __init__(self, command: Command) -> None:
+        quiet_lightning()
+        fsdp1.register_strategies()
+        fsdp2.register_strategies()
         self.command = command
         self._stop = GracefulStop()
         self._recovery: Recovery | None = None
@@ -212,8 +216,10 @@ class LitStableCLI(LightningCLI):
             self._run_or_recover(subcommand)
         except RecoveryStopped as error:
             raise RunStopped(str(error)) from error
+        except KillFileExists as error:
+            raise RunForbidden(str(error)) from error
         except (MisconfigurationException, ValueError) as error:
-            if not is_for_the_user(error) or isinstance(error, KillFileExists):
+            if not is_for_the_user(error):
                 raise
             # A checkpoint that cannot be read or written is no fault of the recipe.
             failed = self._report.started or isinstance(error, CheckpointError)

@@ -34,7 +34,14 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "forked",
-        "lit_stable.cli.main",
+        "lit_stable.cli.lightning_cli",
+        "lit_stable.devices.check_devices",
+        "lit_stable.diagnosis.checkpoint_page",
+        "lit_stable.diagnosis.log_page",
+        "lit_stable.replay.page",
+        "lit_stable.vlm.captioning",
+        "lit_stable.weights.average",
+        "lit_stable.weights.exchange",
         "torch.distributed.fsdp",
         "torch.distributed.tensor.parallel",
         "hypothesis",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from lit_stable.model.compute_dtype import SIXTEEN_BITS, compute_dtype
 
@@ -48,6 +49,7 @@ class WideGradient(torch.autograd.Function):
         return F.linear(x, w, None if bias is None else bias.to(dtype))
 
     @staticmethod
+    @once_differentiable  # of the 16-bit copies that it keeps, no graph leads back to input and weight
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, w = ctx.saved_tensors
         rows = by_output.flatten(0, -2)  # (N, O)

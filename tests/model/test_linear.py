@@ -46,6 +46,14 @@ def test_what_is_frozen_gets_no_gradient(frozen: int) -> None:
     assert [tensor.grad is None for tensor in tensors if tensor is not None] == [n == frozen for n in range(3)]
 
 
+def test_a_second_derivative_is_refused_and_not_wrong() -> None:
+    x, weight, _ = operands(False)
+    output = WideGradient.apply(x, weight, None, torch.bfloat16)
+    (by_weight,) = torch.autograd.grad(output.float().square().sum(), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        by_weight.sum().backward()
+
+
 def test_on_a_cpu_it_is_torchs_own() -> None:
     layer = Linear(INPUTS, OUTPUTS)
     x = torch.randn(3, INPUTS)

@@ -1,15 +1,9 @@
-"""Checkpoints of one file, written piece by piece, by a thread while training goes on if that is wanted."""
+"""One checkpoint at a time, written by a thread while training goes on."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import Any
-
-from .checkpoint_snapshot import Snapshot
+from collections.abc import Callable
 
 
 class BackgroundSave:
@@ -65,58 +59,3 @@ class BackgroundSave:
             raise failed
         for act in waiting:
             act()
-
-
-@contextmanager
-def piecewise_writes(io: Any, in_background: bool) -> Iterator[list[Callable[[], None]]]:
-    """While active, a ``CheckpointIO`` saves a :class:`Snapshot`, at once or when it is told to.
-
-    One that is not Lightning's own writes what it wants of the snapshot's tree, and at once is left alone.
-
-    Args:
-        io: Of the trainer's strategy.
-        in_background: Copy the checkpoint to the host's memory instead of writing it.
-
-    Yields:
-        A list that in the background gets, for each save, a function that writes the copy. It stays empty on ranks that
-        write nothing, and under strategies that write shards, which use no ``CheckpointIO``.
-    """
-    deferred: list[Callable[[], None]] = []
-    write, own = io.save_checkpoint, vars(io).get("save_checkpoint")
-    is_plain = _is_lightnings(io) and own is None
-
-    def save(checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        if storage_options is not None or not (is_plain or in_background):
-            write(checkpoint, path, storage_options)
-            return
-        snapshot = Snapshot(checkpoint)
-        if in_background:
-            snapshot.copy_to_host()
-        act = partial(_write_file, snapshot, path) if is_plain else partial(_write_tree, write, snapshot, path)
-        if in_background:
-            deferred.append(act)
-        else:
-            act()
-
-    io.save_checkpoint = save
-    try:
-        yield deferred
-    finally:
-        del io.save_checkpoint
-        if own is not None:
-            io.save_checkpoint = own
-
-
-def _write_file(snapshot: Snapshot, path: Any) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    snapshot.write(path)
-
-
-def _write_tree(write: Callable[..., None], snapshot: Snapshot, path: Any) -> None:
-    write(snapshot.tree(), path)
-
-
-def _is_lightnings(io: Any) -> bool:
-    """Whether it writes a file of torch's; of either of Lightning's namespaces, of which one may not be installed."""
-    kind = type(io)
-    return kind.__name__ == "TorchCheckpointIO" and kind.__module__.split(".")[0] in ("lightning", "lightning_fabric")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from . import checkpoint_files as files
-from .background_save import BackgroundSave, piecewise_writes
+from .background_save import BackgroundSave
 from .base import rank_zero_warn
 from .checkpoint_contents import CheckpointError, or_not_written
+from .piecewise_writes import piecewise_writes
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

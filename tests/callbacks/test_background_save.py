@@ -19,7 +19,7 @@ from tiny_gpt_run import equal_bits
 from tiny_gpt_run import fit as fit_gpt
 
 from lit_stable.callbacks import Progress, SafeCheckpoints
-from lit_stable.callbacks.background_save import BackgroundSave, piecewise_writes
+from lit_stable.callbacks.background_save import BackgroundSave
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.safe_checkpoints import wait_for_saves
 
@@ -228,60 +228,10 @@ def test_a_failed_write_is_told_after_the_next_batch_not_at_the_next_save(tmp_pa
     assert steps[-1] == 3
 
 
-@pytest.mark.parametrize("in_background", [False, True])
-def test_lightnings_own_file_is_never_put_together_in_memory(
-    in_background: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise AssertionError("put together in memory")
-
-    monkeypatch.setattr("lightning.fabric.plugins.io.torch_io._atomic_save", refuse)
-    module = fit(tmp_path / "new" / "a.ckpt", TorchCheckpointIO(), in_background=in_background, at=(STEPS,))
-    written = torch.load(tmp_path / "new" / "a.ckpt", weights_only=True, mmap=True)
-    assert equal_bits(written["state_dict"], module.state_dict())
-
-
 def test_a_save_in_the_background_leaves_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.ckpt", "b.ckpt"):
         fit(tmp_path / name, TorchCheckpointIO(), in_background=name == "a.ckpt")
-    one, other = (torch.load(tmp_path / name, weights_only=True) for name in ("a.ckpt", "b.ckpt"))
-    assert one.keys() == other.keys()
     assert (tmp_path / "a.ckpt").read_bytes() == (tmp_path / "b.ckpt").read_bytes()
-
-
-@pytest.mark.parametrize("in_background", [False, True])
-def test_options_of_storage_are_refused_by_lightning(in_background: bool, tmp_path: Path) -> None:
-    with (
-        pytest.raises(TypeError, match="storage_options"),
-        piecewise_writes(disk := TorchCheckpointIO(), in_background),
-    ):
-        disk.save_checkpoint({}, tmp_path / "a.ckpt", {"any": 1})
-
-
-def test_a_foreign_io_saves_what_there_was(tmp_path: Path) -> None:
-    """At once it gets the checkpoint itself, in the background a copy."""
-    disk, weight = SlowDisk(), torch.zeros(3)
-    disk.may_write.set()
-    with piecewise_writes(disk, False) as held:
-        disk.save_checkpoint({"weight": weight}, tmp_path / "now.ckpt")
-    assert held == []
-    with piecewise_writes(disk, True) as held:
-        disk.save_checkpoint({"weight": weight}, tmp_path / "later.ckpt")
-    weight += 1
-    held[0]()
-    for name in ("now.ckpt", "later.ckpt"):
-        assert torch.load(tmp_path / name, weights_only=True)["weight"].tolist() == [0, 0, 0]
-
-
-def test_an_io_that_had_a_function_of_its_own_has_it_again() -> None:
-    disk, called = SlowDisk(), []
-    disk.save_checkpoint = own = lambda *_: called.append("own")
-    with piecewise_writes(disk, True) as held:
-        disk.save_checkpoint({}, "a")
-    assert called == []
-    held[0]()
-    assert called == ["own"]
-    assert disk.save_checkpoint is own
 
 
 def test_a_second_interrupt_while_a_write_is_waited_for_does_not_lose_it() -> None:

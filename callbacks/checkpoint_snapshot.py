@@ -23,7 +23,7 @@ _ALIGNMENT = 64  # bytes: where a tensor begins in the file, so that it can be u
 _LOCAL_HEADER, _ZIP64_FIELD = 30, 20  # bytes, of a record in a zip file, beside its name
 _FORMAT = b"3\n"  # of torch's zip files since 1.6
 
-_Key = tuple[torch.device, int, int, Any]
+_Key = tuple[torch.device, int, int, Any]  # of a storage: device, address, bytes, class that stands for its dtype
 
 
 class Snapshot:
@@ -33,6 +33,9 @@ class Snapshot:
 
     Args:
         tree: What to save: mostly nested dictionaries and lists.
+
+    Raises:
+        Exception: what ``pickle`` raises of something that cannot be pickled; no file is begun.
     """
 
     def __init__(self, tree: Any) -> None:
@@ -87,7 +90,7 @@ class _Pickler(pickle.Pickler):
         storage, dtype, kind, elements = stored
         # By dtype too: torch.load gives a storage one dtype, that of the first tensor it meets.
         key = (storage.device, storage.data_ptr(), storage.nbytes(), kind)
-        if key not in self._numbers or not storage.data_ptr():
+        if key not in self._numbers or not storage.data_ptr():  # storages without bytes are all at address 0
             self._numbers[key] = len(self.storages)
             self.storages.append(storage)
             self.dtypes.append(dtype)

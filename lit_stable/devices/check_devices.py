@@ -31,6 +31,9 @@ def check_devices(
         accelerator: ``auto`` (CUDA where there is one), ``cuda`` or ``cpu``.
         product: What multiplies, and
         sent: what becomes of a tensor before it leaves this rank: for drills.
+
+    Raises:
+        ValueError: when ``cuda`` is asked for and torch sees none.
     """
     on_cuda = accelerator == "cuda" or (accelerator == "auto" and torch.cuda.is_available())
     if on_cuda and not torch.cuda.is_available():

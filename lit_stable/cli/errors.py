@@ -1,4 +1,4 @@
-"""Errors that are sentences for the user, with which code a process ends by them, and those that are none."""
+"""Errors whose text is a sentence for the user, and the code with which each ends the process."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ PACKAGE = Path(__file__).resolve().parent.parent
 _OURS = {PACKAGE, (PACKAGE / "callbacks").resolve()}  # a link in a checkout
 
 
-class Sentence(Exception):
-    """The end of a command, printed without a traceback."""
+class CommandEnd(Exception):
+    """Ends a command: its text is printed without a traceback."""
 
     #: Of the process.
     exit_code: ClassVar[int]
 
 
-class UserError(Sentence):
+class UserError(CommandEnd):
     """Something the user can mend before anything is trained."""
 
     exit_code = USAGE_ERROR
 
 
-class RunFailed(Sentence):
+class RunFailed(CommandEnd):
     """Something that ended a run which had begun, or a checkpoint that a run cannot go on from."""
 
     exit_code = FAILED
 
 
-class RunStopped(Sentence):
+class RunStopped(CommandEnd):
     """The end of a run by the recovery ladder."""
 
     exit_code = STOPPED
 
 
-class RunForbidden(Sentence):
+class RunForbidden(CommandEnd):
     """The kill file, which lets no run begin."""
 
     exit_code = ORDERED

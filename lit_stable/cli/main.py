@@ -1,4 +1,4 @@
-"""What was asked for, and with which code its process ends."""
+"""Finds and runs the command that was asked for, and says with which code its process ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from lit_stable.callbacks.recovery_exit import Rewind
-from lit_stable.cli.errors import USAGE_ERROR, Sentence, is_for_the_user
+from lit_stable.cli.errors import USAGE_ERROR, CommandEnd, is_for_the_user
 
 #: Subcommands that read no recipe, by the file of each: what one does not need it does not wait for.
 _ALONE = {
@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         name, rest = "check-devices", rest[1:]  # no number of them to plan for
     try:
         return _run_alone(name, rest) if name in _ALONE else _run_recipe(name, rest)
-    except (Sentence, Rewind) as error:
+    except (CommandEnd, Rewind) as error:
         code, text = error.exit_code, str(error)
     except Exception as error:
         if not is_for_the_user(error):
@@ -53,6 +53,7 @@ def _run_alone(name: str, argv: list[str]) -> int:
 
 
 def _run_recipe(name: str, argv: list[str]) -> int:
+    # Late: they take seconds, which the commands above need not wait.
     from lit_stable.cli.command import Command
     from lit_stable.cli.lightning_cli import LitStableCLI
     from lit_stable.cli.recipe import expand_arguments

@@ -14,7 +14,6 @@ from lightning.pytorch import Callback, Trainer
 from lit_stable.cli.command import Command
 from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import expand_arguments
-from lit_stable.strategies import fsdp1, fsdp2
 
 NEVER = 1_000_000
 
@@ -28,11 +27,9 @@ class Contender(Protocol):
 
 
 def set_up() -> None:
-    """What the command line does before it builds anything; and tables alone are printed."""
+    """Print tables alone."""
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    fsdp1.register_strategies()
-    fsdp2.register_strategies()
 
 
 class Built(LitStableCLI):

@@ -16,7 +16,6 @@ from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import Expanded, Layer, expand, expand_arguments, resolve_recipe
 from lit_stable.cli.systems import system_asked_for
 from lit_stable.optim.budget import parse_budget
-from lit_stable.strategies import fsdp1, fsdp2
 from lit_stable.systems import DEFAULT
 
 #: In C where PyYAML has it: the same data in a tenth of the time.
@@ -84,8 +83,6 @@ class Parsing(LitStableCLI):
     """A command line that is parsed and goes no further."""
 
     def __init__(self, *words: str) -> None:
-        fsdp1.register_strategies()
-        fsdp2.register_strategies()
         super().__init__(Command("check", list(words), *expand_arguments(words)))
 
     def instantiate_classes(self) -> None:

@@ -159,9 +159,8 @@ def test_a_strangers_callback_that_would_be_saved_under_the_same_name_is_refused
 
 
 IMPORTS = """
-import lit_stable.callbacks, pytorch_lightning
-import lightning.pytorch
 from lit_stable.callbacks import GradClip
+import lightning.pytorch, pytorch_lightning
 print(issubclass(GradClip, pytorch_lightning.Callback), issubclass(GradClip, lightning.pytorch.Callback))
 """
 

@@ -103,5 +103,7 @@ def test_the_public_names_are_those_of_their_file_and_none_is_a_files() -> None:
 
 def test_the_package_has_the_names_that_it_lists_and_no_other() -> None:
     assert set(package.__all__) <= set(dir(package))
+    assert package.GradClip
+    assert set(package.__all__) <= set(vars(package)), "with the first all are there, for YAML that names them bare"
     with pytest.raises(AttributeError, match="has no attribute 'GradClipp'"):
         package.GradClipp  # noqa: B018

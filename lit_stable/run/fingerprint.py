@@ -5,6 +5,7 @@ Runs that differ in nothing but the version of a library, or the kind of a GPU, 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -40,8 +41,15 @@ def fingerprint(recipe: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         "ranks": ranks,
         **_cuda(),
         "settings": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)},
-        "packages": dict(sorted((d.metadata["Name"], d.version) for d in distributions() if d.metadata["Name"])),
+        "packages": dict(_packages()),
     }
+
+
+@functools.cache  # of hundreds of packages it takes longer than all else, and what is imported stays what it is
+def _packages() -> tuple[tuple[str, str], ...]:
+    """Name and version of all that is installed; each look at a package's metadata reads them anew."""
+    every = [distribution.metadata for distribution in distributions()]
+    return tuple(sorted((one["Name"], one["Version"]) for one in every if one["Name"]))
 
 
 def recipe_hash(recipe: Mapping[str, Any]) -> str:

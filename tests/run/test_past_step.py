@@ -38,15 +38,19 @@ def read(run: Path, step: int) -> list[ReadSample]:
     return list(PastStep(run, step).read())
 
 
-def require_equal(run: Path, trained: list[Any], steps: range) -> None:
-    for step in steps:
-        micro_batches = [seen for seen in trained if seen[0] == step]
-        dumped = read(run, step)
-        assert torch.equal(torch.stack([one.tokens for one in dumped]), torch.cat([seen[1] for seen in micro_batches]))
-        masked = (torch.cat([seen[2] for seen in micro_batches]) == -100).sum(1).tolist()
-        assert [one.masked for one in dumped] == masked
-        names = list(PastStep(run, step).data.source_names)
-        assert [names.index(one.sample.source) for one in dumped] == [n for seen in micro_batches for n in seen[3]]
+def require_equal(run: Path, trained: list[Any], steps: range) -> list[list[ReadSample]]:
+    """What was read at those steps, which is what was trained on."""
+    return [_equal_step(PastStep(run, step), [seen for seen in trained if seen[0] == step]) for step in steps]
+
+
+def _equal_step(past: PastStep, micro_batches: list[Any]) -> list[ReadSample]:
+    dumped = list(past.read())
+    assert torch.equal(torch.stack([one.tokens for one in dumped]), torch.cat([seen[1] for seen in micro_batches]))
+    masked = (torch.cat([seen[2] for seen in micro_batches]) == -100).sum(1).tolist()
+    assert [one.masked for one in dumped] == masked
+    names = list(past.data.source_names)
+    assert [names.index(one.sample.source) for one in dumped] == [n for seen in micro_batches for n in seen[3]]
+    return dumped
 
 
 def windows(samples: list[list[ReadSample]]) -> list[list[int]]:
@@ -132,8 +136,7 @@ CHOICES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 def test_every_choice_of_data_in_a_recipe_shows_in_what_is_trained_on_and_is_told(folder, trained, name):
     sources, changes, holds = CHOICES[name]
     run = fit(folder, name, sources, **changes)
-    require_equal(run, trained, range(1, STEPS + 1))
-    assert holds([read(run, step) for step in range(1, STEPS + 1)])
+    assert holds(require_equal(run, trained, range(1, STEPS + 1)))
 
 
 def test_melted_sequences_are_told_as_they_were_cut(folder, trained):

@@ -16,6 +16,7 @@ import unittest.mock
 from pathlib import Path
 from typing import Any
 
+import one_mesh
 import torch
 import torch.distributed as dist
 from fsdp1_on_cpu import FSDP1OnCPU
@@ -291,6 +292,7 @@ def main() -> None:
     results_path, accelerator, *names = sys.argv[1:]
     global ACCELERATOR
     ACCELERATOR = accelerator
+    one_mesh.install()
     results: dict[str, Any] = {}
     for name in names:
         try:

@@ -25,7 +25,8 @@ def run_scenarios(
     timeout: float = 300,
 ) -> dict[str, Any]:
     """Run functions of a script of scenarios on several ranks, in one launch; what rank 0 returned, by name."""
-    results = folder / "results.json"
+    results = folder / "results.jsonl"
+    results.unlink(missing_ok=True)  # of an earlier launch in this folder
     words = [str(results), accelerator, *names]
     path = os.pathsep.join([str(SUPPORT.parent.parent), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SCENARIO_FOLDER": str(folder)}
@@ -37,8 +38,11 @@ def run_scenarios(
     output = f"{processes} ranks {ended}:\n{(folder / 'launch.log').read_text(errors='replace')[-8000:]}"
     if not results.exists():
         pytest.fail(output)
-    found: dict[str, Any] = json.loads(results.read_text())
-    # A rank that died took the launch with it: what it did not reach fails with what was printed.
+    found: dict[str, Any] = {}
+    for line in results.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            found.update(json.loads(line))
+    # A rank that died took the launch with it: what it did not reach, or not to the end, fails with what was printed.
     return {name: found.get(name, {"error": output}) for name in names}
 
 

@@ -293,16 +293,16 @@ def main() -> None:
     global ACCELERATOR
     ACCELERATOR = accelerator
     one_mesh.install()
-    results: dict[str, Any] = {}
     for name in names:
         try:
-            results[name] = SCENARIOS[name]()
+            result = SCENARIOS[name]()
         except BaseException:
-            results[name] = {"error": traceback.format_exc()}
+            result = {"error": traceback.format_exc()}
             if dist.is_initialized() and rank() != 0:
                 raise
         if rank() == 0:
-            Path(results_path).write_text(json.dumps(results))
+            with open(results_path, "a") as file:  # each once: weights are long, and all ranks wait for them
+                file.write(json.dumps({name: result}) + "\n")
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -28,14 +28,20 @@ MISSING = "missing"
 WHOLE_RECIPE = {"gpt": "quickstart", "vlm": "hf_vlm/captions"}
 
 
+@functools.cache
+def layers(name: str) -> tuple[Layer, ...]:
+    """What its bases say, and last the file itself; read once, and nobody changes it."""
+    return tuple(expand(resolve_recipe(name)))
+
+
 def own_layer(name: str) -> Layer:
     """What the file itself says, without its bases."""
-    return expand(resolve_recipe(name))[-1]
+    return layers(name)[-1]
 
 
 def written(name: str, instead: dict[str, Any] | None = None) -> dict[str, Any]:
     """All layers laid over each other, with what is asked of others (``scale``) beside; ``instead`` of the last one."""
-    *bases, last = expand(resolve_recipe(name))
+    *bases, last = layers(name)
     merged: dict[str, Any] = {}
     for layer in bases:
         merged = merge(merged, layer.data)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import Precision
@@ -66,6 +67,7 @@ class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
                 f"torch {torch.__version__}: strategy fsdp2 needs torch 2.7 or newer; or use ddp."
             )
         self.layout = MeshOptions(tensor_parallel, replicate, reshard_after_forward)
+        self._world: dist.ProcessGroup | None = None  # that the mesh is of
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint,
             process_group_backend=process_group_backend,
@@ -78,11 +80,17 @@ class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
             raise MisconfigurationException("\n".join(problems))
         self._tensor_parallel_size = self.layout.tensor_parallel
         self._data_parallel_size = ranks // self._tensor_parallel_size
-        super().setup_environment()
-        if self.layout.replicate > 1:
-            assert self.lightning_module is not None
-            self._device_mesh = build_mesh(self.layout, self.root_device.type, ranks)
-            self.lightning_module._device_mesh = self._device_mesh
+        assert self.lightning_module is not None
+        if self._device_mesh is not None and dist.group.WORLD is self._world:
+            # A further fit, as after a rewind. Nobody takes down the groups of a mesh: their threads stay, and on GPUs
+            # NCCL's memory.
+            self._setup_distributed()
+        else:
+            super().setup_environment()
+            self._world = dist.group.WORLD
+            if self.layout.replicate > 1:
+                self._device_mesh = build_mesh(self.layout, self.root_device.type, ranks)
+        self.lightning_module._device_mesh = self._device_mesh
         if self.root_device.type == "cpu" and not averages_gradients(data_mesh(self.device_mesh)):
             raise MisconfigurationException(
                 f"torch {torch.__version__}: on CPUs its fully_shard sums gradients over the ranks instead of averaging"

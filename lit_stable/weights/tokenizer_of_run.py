@@ -32,7 +32,8 @@ def find_tokenizer(record: dict[str, Any], given: Path | None = None) -> Tokeniz
         data.setup("fit")
     except (ValueError, OSError) as error:
         raise ValueError(
-            f"tokenizer=null: the data of the run cannot be opened ({error}); give --tokenizer PATH of a tokenizer.json."
+            f"tokenizer=null: the data of the run cannot be opened ({error}); give --tokenizer PATH of a"
+            " tokenizer.json."
         ) from error
     return data.text_tokenizer()
 

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import StrategyRegistry
 from tiny_fit import Watch
-from tiny_gpt_run import equal_bits, fit
+from tiny_gpt_run import NumberedData, equal_bits, fit
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -98,6 +98,22 @@ def test_one_process_trains_as_without_sharding():
     plain, sharded = fit(steps=4, bias=True), fit("fsdp2", steps=4, bias=True)
     assert sharded.rows == plain.rows
     assert equal_bits(sharded.weights, plain.weights)
+
+
+def test_a_further_fit_makes_no_groups_of_ranks(monkeypatch):
+    """Nobody takes down those of a mesh: each rewind would have left some, with NCCL's memory."""
+    run = fit("fsdp2", steps=2, validates=False)
+    first = run.trainer.strategy.device_mesh
+
+    def refuse(*args, **options):
+        raise AssertionError("another mesh")
+
+    monkeypatch.setattr("torch.distributed.device_mesh.init_device_mesh", refuse)
+    run.trainer.fit_loop.epoch_loop.max_steps = 4
+    run.trainer.fit(run.module, datamodule=NumberedData())
+    assert run.trainer.global_step == 4
+    assert run.trainer.strategy.device_mesh is first
+    assert run.module.device_mesh is first
 
 
 def test_after_a_validation_the_parameters_are_the_shards_that_the_optimizer_holds():

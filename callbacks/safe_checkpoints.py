@@ -157,20 +157,22 @@ class SafeCheckpoints(StabilityCallback):
     def _around_load(self, trainer: Trainer, load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         def load_checkpoint(checkpoint_path: Any, **options: Any) -> dict[str, Any]:
             self.finish()
-            path, fits = Path(checkpoint_path), trainer.state.fn == "fit"
+            is_remote = "://" in str(checkpoint_path)
+            path = Path(checkpoint_path).expanduser()  # as Lightning has it where it saves
+            fits = trainer.state.fn == "fit"
             self.loaded = path
             # Those that shard fill the model and the optimizers within the load; others leave it to Lightning.
             fills = not trainer.strategy.lightning_restore_optimizer
             if trainer.lightning_module is not None:
                 trainer.lightning_module.zero_grad(set_to_none=True)
             with told_as_a_sentence(path):
-                if "://" not in str(checkpoint_path):
+                if not is_remote:
                     self._refuse_damaged(trainer, path)
                     if fills:
                         _compare_with_model(trainer, path, options.get("weights_only") is not False)
                 if fits:
                     prepare_optimizers(path, trainer.optimizers)
-                checkpoint = _load_what_it_can(trainer, load, checkpoint_path, **options)
+                checkpoint = _load_what_it_can(trainer, load, checkpoint_path if is_remote else path, **options)
             if not fills:
                 refuse_foreign(path, checkpoint, needs_optimizer=fits)
             found = checkpoint.get(KEY, {}).get("format", 0)

@@ -93,8 +93,8 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
                 " which starts a new run when there is none."
             )
         return checkpoints(folder)[-1]
-    path = Path(ckpt_path)
-    if not path.exists() and (match := _AT_STEP.fullmatch(ckpt_path)):
+    path = Path(ckpt_path).expanduser()  # a shell leaves `--ckpt_path=~/a.ckpt` as it is
+    if not path.exists() and (match := _AT_STEP.fullmatch(str(path))):
         return _checkpoint_at(match["run"], int(match["step"].replace("_", "")), root)
     if not path.exists() and (root / path / CHECKPOINTS).is_dir():
         path = root / path

@@ -104,6 +104,17 @@ def test_a_checkpoint_that_is_not_there_is_refused_by_name(tmp_path: Path) -> No
         resume(tmp_path / "gone.ckpt")
 
 
+def test_a_path_may_begin_with_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=2)
+    trainer.fit(TinyModule(), TinyData())
+    trainer.save_checkpoint("~/of it/a.ckpt")
+    assert (tmp_path / "of it" / "a.ckpt").is_file()
+    trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=3)
+    trainer.fit(TinyModule(), TinyData(), ckpt_path="~/of it/a.ckpt")
+    assert trainer.global_step == 3
+
+
 def test_a_publish_killed_between_its_renames_is_finished_by_the_load(tmp_path: Path) -> None:
     path = saved(tmp_path)
     path.rename(tmp_path / "a.ckpt.replaced")

@@ -92,6 +92,16 @@ def test_last_is_the_last_checkpoint_of_the_newest_run(tmp_path):
     assert find_checkpoint(str(checkpoint_path(folder, 1)), Path("elsewhere"), "b") == checkpoint_path(folder, 1)
 
 
+def test_a_path_may_begin_with_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "runs" / "a" / "0001"
+    first = checkpoint_path(folder, 1)
+    first.parent.mkdir(parents=True)
+    first.touch()
+    for given in ("~/runs/a/0001", f"~/{first.relative_to(tmp_path)}", "~/runs/a/0001@1"):
+        assert find_checkpoint(given, Path("elsewhere"), "b") == first
+
+
 def test_last_without_any_checkpoint_is_refused(tmp_path):
     new_folder(tmp_path, "a")
     with pytest.raises(ValueError, match=r"ckpt_path=last: no run of 'a' under .* `--resume auto`, which starts"):

@@ -45,7 +45,7 @@ class CheckpointWriter:
             if "://" in str(filepath):
                 save(checkpoint, filepath, storage_options=storage_options)
                 return
-            path = Path(trainer.strategy.broadcast(str(filepath)))
+            path = Path(trainer.strategy.broadcast(str(filepath))).expanduser()
             for _, listener in sorted(listeners.items()):
                 listener(path)
             self.background.finish()

@@ -106,9 +106,8 @@ def test_a_checkpoint_that_is_not_there_is_refused_by_name(tmp_path: Path) -> No
 
 def test_a_path_may_begin_with_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=2)
-    trainer.fit(TinyModule(), TinyData())
-    trainer.save_checkpoint("~/of it/a.ckpt")
+    save = Watch("on_train_end", lambda trainer, *rest: trainer.save_checkpoint("~/of it/a.ckpt"))
+    quiet_trainer(SafeCheckpoints(), Progress(), save, max_steps=2).fit(TinyModule(), TinyData())
     assert (tmp_path / "of it" / "a.ckpt").is_file()
     trainer = quiet_trainer(SafeCheckpoints(), Progress(), max_steps=3)
     trainer.fit(TinyModule(), TinyData(), ckpt_path="~/of it/a.ckpt")

@@ -66,12 +66,16 @@ class Snapshot:
 
     def write(self, path: Path) -> None:
         """Write the file that ``torch.load`` reads, with memory mapping too; all tensors are said to be of the CPU."""
-        with zipfile.ZipFile(path, "w") as archive:  # not compressed
-            _write_record(archive, "data.pkl", self._pickled)
-            _write_record(archive, "byteorder", sys.byteorder.encode())
-            for number, storage in enumerate(self._storages):
-                _write_storage(archive, f"data/{number}", storage)
-            _write_record(archive, "version", _FORMAT)
+        try:
+            with zipfile.ZipFile(path, "w") as archive:  # not compressed
+                _write_record(archive, "data.pkl", self._pickled)
+                _write_record(archive, "byteorder", sys.byteorder.encode())
+                for number, storage in enumerate(self._storages):
+                    _write_storage(archive, f"data/{number}", storage)
+                _write_record(archive, "version", _FORMAT)
+        except BaseException:
+            path.unlink(missing_ok=True)  # closed half-way it would pass for whole: a zip file without what was to come
+            raise
 
 
 class _Pickler(pickle.Pickler):

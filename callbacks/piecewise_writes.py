@@ -56,8 +56,9 @@ def piecewise_writes(io: Any, in_background: bool) -> Iterator[list[Callable[[],
 
 
 def _write_file(snapshot: Snapshot, path: Any) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    snapshot.write(path)
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    snapshot.write(file)
 
 
 def _write_tree(write: Callable[..., None], snapshot: Snapshot, path: Any, storage_options: Any) -> None:

@@ -122,3 +122,20 @@ def test_what_cannot_be_pickled_is_told_before_a_file_is_begun(tmp_path: Path) -
     with pytest.raises((AttributeError, TypeError), match="pickle"):
         written({"a": lambda: None}, tmp_path / "a.pt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_is_interrupted_leaves_no_file_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, names = checkpoint_snapshot._write_storage, []
+
+    def interrupt(archive: zipfile.ZipFile, name: str, storage: Any) -> None:
+        if names:
+            raise KeyboardInterrupt
+        names.append(name)
+        write(archive, name, storage)
+
+    monkeypatch.setattr(checkpoint_snapshot, "_write_storage", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Snapshot([torch.ones(3), torch.ones(4)]).write(tmp_path / "a.pt")
+    assert list(tmp_path.iterdir()) == []

@@ -48,6 +48,8 @@ class CheckpointWriter:
             path = Path(trainer.strategy.broadcast(str(filepath))).expanduser()
             for _, listener in sorted(listeners.items()):
                 listener(path)
+            if self.in_background:
+                path = path.absolute()  # the process may be in another folder when it is written
             self.background.finish()
             partial = files.partial_path(path)
             if trainer.is_global_zero:

@@ -52,12 +52,12 @@ class WideGradient(torch.autograd.Function):
     @once_differentiable  # of the 16-bit copies that it keeps, no graph leads back to input and weight
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, w = ctx.saved_tensors
-        rows = by_output.flatten(0, -2)  # (N, O)
+        rows = by_output.reshape(-1, w.shape[0])  # (N, O)
         by_input = by_weight = by_bias = None
         if ctx.needs_input_grad[0]:
             by_input = (by_output @ w).to(ctx.input_dtype)
         if ctx.needs_input_grad[1]:
-            by_weight = fp32_product(rows.t(), x.flatten(0, -2))
+            by_weight = fp32_product(rows.t(), x.reshape(-1, w.shape[1]))
         if ctx.has_bias and ctx.needs_input_grad[2]:
             by_bias = rows.sum(0, dtype=torch.float32)
         return by_input, by_weight, by_bias, None

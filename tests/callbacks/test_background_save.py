@@ -93,6 +93,21 @@ def test_a_write_that_fails_is_told_where_it_is_waited_for_and_leaves_nothing(tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_path_is_of_the_folder_that_the_process_was_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, elsewhere = SlowDisk(), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def leave(trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == SAVED_AT + 1:
+            monkeypatch.chdir(elsewhere)
+            disk.may_write.set()
+
+    fit(Path("a.ckpt"), disk, Watch("on_train_batch_end", leave))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.ckpt", "elsewhere"]
+    assert list(elsewhere.iterdir()) == []
+
+
 def test_a_failure_is_raised_once() -> None:
     def fail() -> None:
         raise OSError("gone")

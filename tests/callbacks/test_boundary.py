@@ -80,6 +80,29 @@ def test_where_the_other_namespace_was_imported_first_its_class_is_among_our_bas
     assert imported[:2] == ["True", "True"]
 
 
+@pytest.mark.parametrize("namespace", ["lightning.pytorch", "pytorch_lightning"])
+def test_behind_lightning_the_package_has_all_its_classes_at_once(namespace: str) -> None:
+    """A LightningCLI finds a class by its bare name among those that exist, and asks the package for none."""
+    code = f"import {namespace} as namespace, lit_stable.callbacks as c; print(sorted(set(c.__all__) - set(vars(c))))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_name_that_was_replaced_stays_so_when_the_others_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in package.__all__:
+        monkeypatch.delitem(vars(package), name, raising=False)
+    monkeypatch.setitem(vars(package), "GradClip", "another")
+    assert package.ZClip is public_names.ZClip
+    assert package.GradClip == "another"
+
+
 def test_the_link_to_the_top_level_folder_is_intact() -> None:
     link = ROOT / "lit_stable" / "callbacks"
     assert os.readlink(link) == "../callbacks"

@@ -38,6 +38,16 @@ def test_it_is_the_product_in_16_bits_with_gradients_that_were_not_rounded(dtype
         torch.testing.assert_close(offset.grad.double(), rows.sum(0), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(INPUTS,), (0, INPUTS), (2, 3, 4, INPUTS)])
+def test_it_takes_inputs_of_any_shape(shape: tuple[int, ...]) -> None:
+    _, weight, offset = operands(True)
+    x = torch.randn(shape, requires_grad=True)
+    WideGradient.apply(x, weight, offset, torch.bfloat16).float().sum().backward()
+    assert weight.grad is not None
+    expected = x.detach().bfloat16().float().reshape(-1, INPUTS).sum(0).expand(OUTPUTS, INPUTS)
+    torch.testing.assert_close(weight.grad, expected)
+
+
 @pytest.mark.parametrize("frozen", [0, 1, 2])
 def test_what_is_frozen_gets_no_gradient(frozen: int) -> None:
     tensors = operands(True)

@@ -9,7 +9,7 @@ from torch import nn
 from lit_stable.model.compute_dtype import SIXTEEN_BITS, compute_dtype
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.head_loss import HeadLoss
-from lit_stable.model.linear import SUMS_STAY_FP32
+from lit_stable.model.linear import sums_may_stay_fp32
 from lit_stable.model.soft_cap import soft_cap
 
 
@@ -35,8 +35,7 @@ class Head(nn.Linear):
 
     def _operands(self, input: torch.Tensor) -> torch.dtype | None:
         """What `HeadLoss` multiplies in; ``None`` where it cannot be used or gains nothing."""
-        whole = type(self.weight) in (torch.Tensor, nn.Parameter)  # no DTensor
-        if not (input.is_cuda and torch.is_grad_enabled() and whole and self.cap is None and SUMS_STAY_FP32):
+        if self.cap is not None or not sums_may_stay_fp32(input, self.weight):
             return None
         dtype = compute_dtype(self.weight)
         if not self.fp32:

@@ -32,8 +32,7 @@ class Linear(nn.Linear):
         return output
 
     def _sums_in_fp32(self, input: Tensor) -> bool:
-        whole = type(self.weight) in (Tensor, nn.Parameter)  # no DTensor
-        if not (input.is_cuda and torch.is_grad_enabled() and whole and SUMS_STAY_FP32):
+        if not sums_may_stay_fp32(input, self.weight):
             return False
         return self.weight.dtype == torch.float32 and compute_dtype(self.weight) in SIXTEEN_BITS
 
@@ -61,6 +60,12 @@ class WideGradient(torch.autograd.Function):
         if ctx.has_bias and ctx.needs_input_grad[2]:
             by_bias = rows.sum(0, dtype=torch.float32)
         return by_input, by_weight, by_bias, None
+
+
+def sums_may_stay_fp32(input: Tensor, weight: Tensor) -> bool:
+    """Whether products of a weight for training can be left in fp32: on CUDA, of one that is here as a whole."""
+    whole = type(weight) in (Tensor, nn.Parameter)  # no DTensor
+    return input.is_cuda and torch.is_grad_enabled() and whole and SUMS_STAY_FP32
 
 
 def fp32_product(a: Tensor, b: Tensor) -> Tensor:

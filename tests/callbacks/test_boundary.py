@@ -46,6 +46,19 @@ def test_no_file_imports_the_application(path: Path) -> None:
             assert top in allowed or top in sys.stdlib_module_names, f"{path.name} imports {module}"
 
 
+def printed_by(code: str) -> str:
+    """What a new process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def imported() -> list[str]:
     """Both namespaces, then the package, in one new process: what ``GradClip`` is of them, and all that it loaded."""
@@ -57,15 +70,7 @@ from lit_stable.callbacks import GradClip
 loaded = set(sys.modules) - before
 print(issubclass(GradClip, pytorch_lightning.Callback), issubclass(GradClip, lightning.pytorch.Callback), *loaded)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    return done.stdout.split()
+    return printed_by(code).split()
 
 
 def test_importing_the_package_loads_nothing_heavy_and_nothing_of_the_application(imported: list[str]) -> None:
@@ -84,15 +89,7 @@ def test_where_the_other_namespace_was_imported_first_its_class_is_among_our_bas
 def test_behind_lightning_the_package_has_all_its_classes_at_once(namespace: str) -> None:
     """A LightningCLI finds a class by its bare name among those that exist, and asks the package for none."""
     code = f"import {namespace} as namespace, lit_stable.callbacks as c; print(sorted(set(c.__all__) - set(vars(c))))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code).strip() == "[]"
 
 
 def test_a_name_that_was_replaced_stays_so_when_the_others_come(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from torch.profiler import ProfilerActivity, profile
 from turns import device_name, set_up
 
 KINDS = {
-    "matrix products": r"gemm|nvjet|cutlass|splitK",
+    "matrix products": r"gemm|nvjet|cutlass|splitK|^_head_product",
     "attention": r"flash|fmha|cudnn|sdpa",
-    "head's loss": r"_losses|^_gradient|softmax|nll_loss",
+    "head's loss": r"_losses|^_gradient|^_head_softmax|softmax|nll_loss",
     "GELU": r"gelu|^_slope|erf",
     "optimizer and norm": r"multi_tensor_apply",
     "norms": r"layer_norm|GammaBeta",

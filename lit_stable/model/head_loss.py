@@ -2,8 +2,9 @@
 
 Apart, logits are written, read for the loss, read again and overwritten with their gradient; with an fp32 head each of
 these passes is twice as long, and all three products run at the rate of TF32, half that of 16 bits. Together, the
-kernel of the loss reads the logits and leaves what the gradient needs of them, softmax minus one-hot, in 16 bits. What
-the loss is multiplied by is known only in the backward pass, but is one number per row, so the small tensors take it.
+kernel of the loss reads the logits and leaves what the gradient needs of them, softmax minus one-hot, in 16 bits; of an
+fp32 head no logit is written at all. What the loss is multiplied by is known only in the backward pass, but is one
+number per row, so the small tensors take it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lit_stable.model.linear import fp32_product
 from lit_stable.model.loss import IGNORED, position_losses
 
-WIDE_LOGITS = 2**28
-"""How many logits of an fp32 head exist at a time: 1 GiB."""
-
+_MULTIPLE = 64  # to which words are padded: products of 50257 take 2 to 5 times as long
 _FP16_LOG2_ONE = 15  # gradients are stored so many powers of 2 larger in fp16, whose smallest number is then 2^-39
 
 
@@ -34,21 +34,14 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, operands: torch.dtype, wide: bool) -> Tensor:
-        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.dtypes, ctx.vocab = (hidden.dtype, weight.dtype), len(weight)
         with torch.autocast(hidden.device.type, enabled=False):
-            h, w = hidden.to(operands), weight.to(operands)
-            rows, vocab = len(h), len(w)
-            unscaled = h.new_empty(rows, vocab)  # softmax minus one-hot, times 2^`_log2_one`
-            losses = torch.empty(rows, dtype=torch.float32, device=h.device)
-            size = max(1, WIDE_LOGITS // vocab) if wide else rows
-            for start in range(0, rows, size):
-                part = slice(start, start + size)
-                _losses_and_gradients(  # no name for the logits: it would keep them while the next are made
-                    fp32_product(h[part], w.t()) if wide else torch.mm(h[part], w.t(), out=unscaled[part]),
-                    labels[part],
-                    losses[part],
-                    unscaled[part],
-                )
+            h, w = hidden.to(operands).contiguous(), weight.to(operands).contiguous()
+            if padding := -len(w) % _MULTIPLE:
+                w = F.pad(w, (0, 0, 0, padding))
+            unscaled = h.new_empty(len(h), len(w))  # softmax minus one-hot, times 2^`_log2_one`; 0 in the padding
+            losses = torch.empty(len(h), dtype=torch.float32, device=h.device)
+            _write_losses_and_gradients(h, w, len(weight), labels, losses, unscaled, wide)
         ctx.save_for_backward(h, w, unscaled)
         return losses
 
@@ -66,7 +59,7 @@ class HeadLoss(torch.autograd.Function):
                 # Of a mean the factors of all rows are equal or 0: over the largest they are exact in 16 bits.
                 largest = by_loss.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
                 factors = (by_loss / largest)[:, None].to(h.dtype)
-                by_weight = fp32_product(unscaled.t(), h * factors).mul_(largest / one).to(weight_dtype)
+                by_weight = fp32_product(unscaled.t(), h * factors)[: ctx.vocab].mul_(largest / one).to(weight_dtype)
         return by_hidden, by_weight, None, None, None
 
 
@@ -75,16 +68,24 @@ def _log2_one(dtype: torch.dtype) -> int:
     return _FP16_LOG2_ONE if dtype == torch.float16 else 0
 
 
-def _losses_and_gradients(logits: Tensor, labels: Tensor, losses: Tensor, gradients: Tensor) -> None:
-    """Fill losses (N,) and gradients (N, V), which may be the logits themselves."""
+def _write_losses_and_gradients(
+    h: Tensor, w: Tensor, vocab: int, labels: Tensor, losses: Tensor, gradients: Tensor, wide: bool
+) -> None:
+    """Fill losses (N,) and gradients (N, padded V) from h (N, D) and w (padded V, D)."""
     log2_one = _log2_one(gradients.dtype)
-    if logits.is_cuda:
+    if h.is_cuda and wide:
+        from lit_stable.model.head_kernel import write_losses_and_gradients_of_product
+
+        write_losses_and_gradients_of_product(h, w, vocab, labels, losses, gradients, log2_one, IGNORED)
+    elif h.is_cuda:
         from lit_stable.model.loss_kernel import write_losses_and_gradients
 
-        write_losses_and_gradients(logits, labels, losses, gradients, log2_one, IGNORED)
-        return
-    losses.copy_(position_losses(logits[None], labels[None], with_z=False)[0][0])
-    counted = labels != IGNORED
-    share = logits.float().softmax(-1)
-    share[counted.nonzero()[:, 0], labels[counted]] -= 1
-    gradients.copy_(2.0**log2_one * share * counted[:, None])
+        logits = torch.mm(h, w.t(), out=gradients)
+        write_losses_and_gradients(logits, vocab, labels, losses, log2_one, IGNORED)
+    else:
+        logits = (fp32_product(h, w.t()) if wide else h @ w.t())[:, :vocab]
+        losses.copy_(position_losses(logits[None], labels[None], with_z=False)[0][0])
+        counted = labels != IGNORED
+        share = logits.float().softmax(-1)
+        share[counted.nonzero()[:, 0], labels[counted]] -= 1
+        gradients.zero_()[:, :vocab] = 2.0**log2_one * share * counted[:, None]

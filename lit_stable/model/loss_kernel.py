@@ -1,4 +1,4 @@
-"""Cross-entropy and its gradient, written over the logits or apart from them, in Triton, on CUDA.
+"""Cross-entropy and its gradient, written over the logits, in Triton, on CUDA.
 
 The logits are by far the largest tensor of a step: 3 GiB in bf16 for 32 samples of 1024 tokens and 50304 words.
 `CrossEntropy` reads them once forwards, with nothing kept but two numbers a position, and once backwards, where their
@@ -71,14 +71,13 @@ def _gradient(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _losses_and_gradients(  # type: ignore[no-untyped-def]
-    logits_ptr, labels_ptr, losses_ptr, out_ptr, rows, vocab,
+    logits_ptr, labels_ptr, losses_ptr, rows, vocab, padded,
     LOG2_ONE: tl.constexpr, IGNORED: tl.constexpr, TILE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     whole = vocab // TILE * TILE  # what full tiles hold; the rest is left to shorter ones, or much would be masked
     for number in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.cast(number, tl.int64)
-        logits = logits_ptr + row * vocab
-        out = out_ptr + row * vocab
+        logits = logits_ptr + row * padded
         label = tl.load(labels_ptr + row)
         # Before the loops, whose reductions all threads wait for: gradients may be written over it.
         known = (label >= 0) & (label < vocab)
@@ -96,39 +95,39 @@ def _losses_and_gradients(  # type: ignore[no-untyped-def]
         tl.store(losses_ptr + row, tl.where(label == IGNORED, 0.0, log2_z * _LN_2 - logit))
         shift = tl.where(label == IGNORED, float("inf"), log2_z - LOG2_ONE)  # 2^(x log2(e) - shift): the softmax
         # Back to front: what was read last is the most likely to be in a cache still.
-        for start in range(whole, vocab, REST):
+        for start in range(whole, padded, REST):
             at = start + tl.arange(0, REST)
-            x = tl.load(logits + at, mask=at < vocab, other=0.0, eviction_policy="evict_first").to(tl.float32)
-            share = tl.exp2(x * _LOG2_E - shift).to(out_ptr.dtype.element_ty)
-            tl.store(out + at, share, mask=at < vocab, eviction_policy="evict_first")
+            x = tl.load(logits + at, mask=at < vocab, other=float("-inf"), eviction_policy="evict_first").to(tl.float32)
+            share = tl.exp2(x * _LOG2_E - shift).to(logits_ptr.dtype.element_ty)
+            tl.store(logits + at, share, mask=at < padded, eviction_policy="evict_first")
         for done in range(0, whole, TILE):
             at = whole - TILE - done + tl.arange(0, TILE)
             x = tl.load(logits + at, eviction_policy="evict_first").to(tl.float32)
-            share = tl.exp2(x * _LOG2_E - shift).to(out_ptr.dtype.element_ty)
-            tl.store(out + at, share, eviction_policy="evict_first")
+            share = tl.exp2(x * _LOG2_E - shift).to(logits_ptr.dtype.element_ty)
+            tl.store(logits + at, share, eviction_policy="evict_first")
         tl.debug_barrier()  # the label's share is there, from whichever thread
         ONE: tl.constexpr = 2.0**LOG2_ONE
         of_label = tl.exp2(logit * _LOG2_E - shift) - ONE
-        tl.store(out + label, of_label.to(out_ptr.dtype.element_ty), mask=known & (label != IGNORED))
+        tl.store(logits + label, of_label.to(logits_ptr.dtype.element_ty), mask=known & (label != IGNORED))
 
 
 def write_losses_and_gradients(
-    logits: Tensor, labels: Tensor, losses: Tensor, gradients: Tensor, log2_one: int, ignored: int
+    logits: Tensor, vocab: int, labels: Tensor, losses: Tensor, log2_one: int, ignored: int
 ) -> None:
-    """Of logits (N, V) and labels (N,) write the cross-entropies (N,), fp32, and softmax minus one-hot, (N, V).
+    """Write the cross-entropies (N,), fp32, and over the logits softmax minus one-hot.
 
     Args:
-        logits: Contiguous. Each row is read twice.
-        labels: Contiguous; one that is neither ignored nor in the vocabulary makes a NaN of its loss.
+        logits: (N, padded V), contiguous; read twice, and overwritten, the padding with 0.
+        vocab: V.
+        labels: (N,), contiguous; one that is neither ignored nor in the vocabulary makes a NaN of its loss.
         losses: Written; fp32.
-        gradients: Written, in its dtype; may be the logits.
         log2_one: Gradients are written 2^log2_one times as large.
         ignored: The label of rows without loss and gradient.
     """
-    rows, vocab = logits.shape
+    rows, padded = logits.shape
     programs = _PROGRAMS * torch.cuda.get_device_properties(logits.device).multi_processor_count
     _losses_and_gradients[(min(rows, programs),)](
-        logits, labels, losses, gradients, rows, vocab,
+        logits, labels, losses, rows, vocab, padded,
         LOG2_ONE=log2_one, IGNORED=ignored, TILE=_BOTH, REST=_REST, num_warps=_BOTH_WARPS,
     )  # fmt: skip
 

@@ -8,7 +8,6 @@ from typing import Literal
 from lit_stable.model.attention_kernels import choose_kernel
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.formulas import block_norms, mlp_inputs, parameter_count
-from lit_stable.model.head_loss import WIDE_LOGITS
 from lit_stable.model.recompute import Recompute
 
 
@@ -84,7 +83,7 @@ def memory_per_device(
 def _logit_bytes(config: GPTConfig, count: int, width: int, in_one_node: bool) -> float:
     """Of ``count`` logits, over which the loss writes their gradient on CUDA; ``in_one_node``: as `HeadLoss` does."""
     if in_one_node:
-        return width * count + (4 * min(count, WIDE_LOGITS) if config.head_fp32 else 0)
+        return width * count
     logit = 4 if config.head_fp32 else width
     return count * (logit + (4 + logit if config.logit_soft_cap is not None else 0))  # a cap's tanh, those before it
 

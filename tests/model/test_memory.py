@@ -119,10 +119,8 @@ def test_logits_are_there_once_and_capped_ones_beside_what_they_were():
     assert plan(logit_soft_cap=30.0)["logits"] == TOKENS * 50 * 8
 
 
-def test_an_fp32_head_keeps_16_bits_of_each_logit_and_some_logits_at_a_time(monkeypatch):
-    assert plan(head_fp32=True)["logits"] == TOKENS * 50 * 6
-    monkeypatch.setattr("lit_stable.model.memory.WIDE_LOGITS", 100)
-    assert plan(head_fp32=True)["logits"] == TOKENS * 50 * 2 + 400
+def test_an_fp32_head_keeps_16_bits_of_each_logit_where_it_makes_the_losses():
+    assert plan(head_fp32=True)["logits"] == TOKENS * 50 * 2
     assert plan(head_fp32=True, logit_soft_cap=30.0)["logits"] == TOKENS * 50 * 12
     assert plan(head_fp32=True, tensor_parallel=2)["logits"] == TOKENS * 50 * 4
     assert plan(head_fp32=True, head_makes_losses=False)["logits"] == TOKENS * 50 * 4

@@ -85,7 +85,8 @@ class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
 
     head_fp32: bool = False
     """Compute the logits in fp32 from fp32 weights, whatever the precision of the blocks (BloombergGPT). Where training
-    on CUDA computes in 16 bits, operands are rounded to 11 significant bits, as TF32 units do, and nothing else is."""
+    on CUDA computes in 16 bits, operands are rounded to 11 significant bits, as TF32 units do, and so are the gradients
+    of the logits; sums, logits and losses are not."""
 
     logit_soft_cap: float | None = None
     """cap * tanh(logit / cap) on every logit, in fp32 (Gemma 2); null: none."""

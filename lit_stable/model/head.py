@@ -12,6 +12,9 @@ from lit_stable.model.head_loss import HeadLoss
 from lit_stable.model.linear import sums_may_stay_fp32
 from lit_stable.model.soft_cap import soft_cap
 
+_PRODUCTS_IN_TRITON = (8, 0)
+"""The least compute capability for which it makes products of tensor cores: Ampere's."""
+
 
 class Head(nn.Linear):
     """Logits of the next token, hidden (B, T, D) -> (B, T, V); with `head_fp32` products and result are fp32.
@@ -40,6 +43,8 @@ class Head(nn.Linear):
         dtype = compute_dtype(self.weight)
         if not self.fp32:
             return dtype if dtype in SIXTEEN_BITS else None
+        if torch.cuda.get_device_capability(input.device) < _PRODUCTS_IN_TRITON:
+            return None
         # A sharding wrapper leaves the weights of an fp32 head in fp32: the stream tells in what the blocks compute.
         return torch.float16 if dtype in SIXTEEN_BITS or input.dtype in SIXTEEN_BITS else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -82,12 +81,12 @@ def test_every_step_of_a_run_with_sequential_schedulers_is_the_new_one(monkeypat
     assert trainer.optimizers[0].param_groups is module.groups
 
 
-def test_the_table_is_printed_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    trainer = quiet_trainer(eight_bit(keep_32_bit=["net.3"]), max_steps=1)
-    logging.getLogger("lightning.pytorch").propagate = True
-    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
-        trainer.fit(TinyModule(), TinyData())
-    (said,) = [m for m in caplog.messages if m.startswith("EightBitAdam, dynamic map\nstate ")]
+def test_the_table_is_printed_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("lit_stable.callbacks.eight_bit_adam.rank_zero_info", lines.append)
+    quiet_trainer(eight_bit(keep_32_bit=["net.3"]), max_steps=1).fit(TinyModule(), TinyData())
+    (said,) = lines
+    assert said.startswith("EightBitAdam, dynamic map\nstate ")
     rows = {line[:24].strip(): line[24:].split() for line in said.splitlines()[2:-1]}
     assert rows["8 bit: last block short"][:2] == ["1", "32"]
     assert rows["32 bit: keep_32_bit"][:2] == ["2", "36"]

@@ -97,7 +97,7 @@ def test_check_tells_parameters_memory_and_milestones_of_a_run_over_512_devices(
         "parameters: 50,558,868,480",
         "published: 50.56B parameters",
         "as 2 micro-batches of 2 on each of 512 data-parallel ranks",
-        "memory per device, estimated: 19.9 GiB",
+        "memory per device, estimated: 18.9 GiB",
         "run: 139,200 steps, 568,747,622,400 tokens",
         "batches have their last size, 2048",
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import inspect
 import re
 from pathlib import Path
@@ -38,6 +39,13 @@ def test_every_callback_that_the_package_defines_has_an_entry_and_a_public_name(
     public = {name for name in classes if issubclass(getattr(package, name), Callback)}
     assert public == ENTRIES.keys() - ON_THEIR_OWN
     assert list(ENTRIES) == sorted(ENTRIES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_to_walk() -> None:
+    """For `GarbageCollection`: fits through the command line bring back what conftest.py has put away."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from lit_stable.model import head_loss
 from lit_stable.model.head_loss import HeadLoss
 
 SHAPES = {"124m": (32 * 1024, 768), "1b3": (8 * 2048, 2048)}  # rows and columns of the hidden states
-PADDED = head_loss._MULTIPLE
+PADDED = head_loss.WORD_MULTIPLE
 
 
 class Case:
@@ -65,11 +65,11 @@ def main() -> None:
 
 
 def _times(case: Case, wide: bool) -> list[float]:
-    head_loss._MULTIPLE = PADDED
+    head_loss.WORD_MULTIPLE = PADDED
     times = [_milliseconds(lambda: case.forwards(wide)), _milliseconds(lambda: case.both_ways(wide))]
-    head_loss._MULTIPLE = 1
+    head_loss.WORD_MULTIPLE = 1
     times.append(_milliseconds(lambda: case.both_ways(wide)))
-    head_loss._MULTIPLE = PADDED
+    head_loss.WORD_MULTIPLE = PADDED
     return [*times, _milliseconds(lambda: case.logits(wide))]
 
 

@@ -35,6 +35,19 @@ _LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _add_product(h_ptr, row, w_ptr, word, logits, depth, DEPTH: tl.constexpr):  # type: ignore[no-untyped-def]
+    """To logits (rows, words) add the products of these rows of h and words of w."""
+    h_rows = h_ptr + row.to(tl.int64)[:, None] * depth
+    w_rows = w_ptr + word.to(tl.int64)[:, None] * depth
+    for start in range(0, depth, DEPTH):
+        at = start + tl.arange(0, DEPTH)[None, :]
+        a = tl.load(h_rows + at, mask=at < depth, other=0.0)
+        b = tl.load(w_rows + at, mask=at < depth, other=0.0)
+        logits = tl.dot(a, b.T, logits)
+    return logits
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _head_product(  # type: ignore[no-untyped-def]
     h, w, powers_ptr, largest_ptr, totals_ptr, rows, vocab, padded, depth,
     BY_DESCRIPTORS: tl.constexpr, LOG2_ONE: tl.constexpr,
@@ -47,19 +60,12 @@ def _head_product(  # type: ignore[no-untyped-def]
         within = tile % (GROUP * word_tiles)
         row_tile, word_tile = first + within % size, within // size
         row, word = row_tile * ROWS + tl.arange(0, ROWS), word_tile * WORDS + tl.arange(0, WORDS)
-        if not BY_DESCRIPTORS:  # behind the last row and word it begins again; what comes of it is not stored
-            h_rows = h + (row.to(tl.int64) % rows)[:, None] * depth
-            w_rows = w + (word.to(tl.int64) % vocab)[:, None] * depth
         logits = tl.zeros((ROWS, WORDS), tl.float32)
-        for start in range(0, depth, DEPTH):
-            if BY_DESCRIPTORS:
-                a = h.load([row_tile * ROWS, start])
-                b = w.load([word_tile * WORDS, start])
-            else:
-                at = start + tl.arange(0, DEPTH)[None, :]
-                a = tl.load(h_rows + at, mask=at < depth, other=0.0)
-                b = tl.load(w_rows + at, mask=at < depth, other=0.0)
-            logits = tl.dot(a, b.T, logits)
+        if BY_DESCRIPTORS:
+            for start in range(0, depth, DEPTH):
+                logits = tl.dot(h.load([row_tile * ROWS, start]), w.load([word_tile * WORDS, start]).T, logits)
+        else:  # behind the last row and word it begins again; what comes of it is not stored
+            logits = _add_product(h, row % rows, w, word % vocab, logits, depth, DEPTH)
         x = tl.where((word < vocab)[None, :], logits * _LOG2_E, float("-inf"))
         largest = tl.max(x, axis=1)
         powers = tl.exp2(x - (largest - LOG2_ONE)[:, None])
@@ -78,14 +84,8 @@ def _label_logits(  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     label = tl.load(labels_ptr + row, mask=row < rows, other=-1)
     known = (label >= 0) & (label < vocab)
-    h_rows = h_ptr + (row.to(tl.int64) % rows)[:, None] * depth
-    w_rows = w_ptr + tl.where(known, label, 0)[:, None] * depth
     logits = tl.zeros((ROWS, ROWS), tl.float32)  # of all labels for all rows; the diagonal is wanted
-    for start in range(0, depth, DEPTH):
-        at = start + tl.arange(0, DEPTH)[None, :]
-        a = tl.load(h_rows + at, mask=at < depth, other=0.0)
-        b = tl.load(w_rows + at, mask=at < depth, other=0.0)
-        logits = tl.dot(a, b.T, logits)
+    logits = _add_product(h_ptr, row % rows, w_ptr, tl.where(known, label, 0), logits, depth, DEPTH)
     own = tl.arange(0, ROWS)[:, None] == tl.arange(0, ROWS)[None, :]
     logit = tl.sum(tl.where(own, logits, 0.0), axis=1) * _LOG2_E
     tl.store(logits_ptr + row, tl.where(known, logit, float("nan")), mask=row < rows)

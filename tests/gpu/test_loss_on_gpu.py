@@ -89,9 +89,9 @@ def test_an_fp32_head_is_the_same_where_tiles_are_loaded_by_pointers(monkeypatch
         losses = HeadLoss.apply(hidden, weight, torch.arange(ROWS, device="cuda"), torch.float16, True)  # type: ignore[no-untyped-call]
         return [losses, *torch.autograd.grad(losses.mean(), (hidden, weight))]
 
-    fed = found()
+    by_descriptors = found()
     monkeypatch.setattr(head_kernel, "_SHARED_FOR_DESCRIPTORS", 2**30)  # no device has as much
-    for ours, theirs in zip(found(), fed, strict=True):
+    for ours, theirs in zip(found(), by_descriptors, strict=True):
         assert (ours - theirs).norm() <= 2**-11 * theirs.norm()
 
 

@@ -44,7 +44,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, context: AttentionContext, layer: torch.Tensor | None = None) -> torch.Tensor:
         """x (B, T, D), any dtype -> (B, T, D), compute dtype, or fp32 with `residual_fp32`."""
-        # Not in `residual`, which may be compiled: it would be once more, for the dtype that the embeddings have.
+        # Not in `residual`, which may be compiled: it would be once more, for the dtype that an embedding may have.
         dtype = compute_dtype(self.attention.qkv.weight)
         return self.residual(x.to(torch.float32 if self.residual_fp32 else dtype), context, layer)
 
@@ -119,11 +119,19 @@ class GPT(nn.Module):
 
         The head stays out of it: in training on CUDA it is one autograd node, with kernels of its own.
         """
-        x: torch.Tensor = self.embed(input_ids, documents)  # (B, T, D)
+        x = self.enter(input_ids, documents)  # (B, T, D)
         for index, block in enumerate(self.blocks):
             x = block(x, context, context.layer(index))
         x = self.norm(x)
         return x
+
+    def enter(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+        """Token ids (B, T) -> residual stream before the first block (B, T, D), in the dtype of the blocks.
+
+        That of the embedding, where a sharding wrapper leaves it another than the blocks: they round it then.
+        """
+        dtype = torch.float32 if self.config.residual_fp32 else compute_dtype(self.wte.weight)
+        return self.embed(input_ids, documents).to(dtype)
 
     def embed(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids (B, T) -> residual stream before the first block (B, T, D), in the embedding's dtype."""

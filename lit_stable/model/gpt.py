@@ -46,16 +46,25 @@ class Block(nn.Module):
         """x (B, T, D), any dtype -> (B, T, D), compute dtype, or fp32 with `residual_fp32`."""
         # Not in `residual`, which may be compiled: it would be once more, for the dtype that an embedding may have.
         dtype = compute_dtype(self.attention.qkv.weight)
-        return self.residual(x.to(torch.float32 if self.residual_fp32 else dtype), context, layer)
+        out, _ = self.residual(x.to(torch.float32 if self.residual_fp32 else dtype), context, layer)
+        return out
 
-    def residual(self, x: torch.Tensor, context: AttentionContext, layer: torch.Tensor | None = None) -> torch.Tensor:
-        """x (B, T, D) with attention and MLP added to it, in its dtype."""
+    def residual(
+        self, x: torch.Tensor, context: AttentionContext, layer: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (B, T, D) with attention and MLP added to it, in its dtype; and with attention alone, without gradient.
+
+        Nobody needs the second. But it is there for the backward pass then, where torch's compiler would else keep
+        what attention adds, add it once more, and read it in the backward kernels of both norms: 217 us together
+        instead of 150 (H200, 16,384 x 2048).
+        """
         dtype = compute_dtype(self.attention.qkv.weight)
         y = self.attention(self.attention_norm(x).to(dtype), context, layer)
         x = x + self.dropout(self.attention_output_norm(y))
+        between = x.detach()
         y = self.mlp(self.mlp_norm(x).to(dtype))
         x = x + self.dropout(self.mlp_output_norm(y))
-        return x
+        return x, between
 
 
 class GPT(nn.Module):
@@ -122,8 +131,8 @@ class GPT(nn.Module):
         x = self.enter(input_ids, documents)  # (B, T, D)
         for index, block in enumerate(self.blocks):
             x = block(x, context, context.layer(index))
-        x = self.norm(x)
-        return x
+        normed: torch.Tensor = self.norm(x)
+        return normed
 
     def enter(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids (B, T) -> residual stream before the first block (B, T, D), in the dtype of the blocks.

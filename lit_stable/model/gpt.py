@@ -44,24 +44,26 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, context: AttentionContext, layer: torch.Tensor | None = None) -> torch.Tensor:
         """x (B, T, D), any dtype -> (B, T, D), compute dtype, or fp32 with `residual_fp32`."""
-        # Not in `residual`, which may be compiled: it would be once more, for the dtype that an embedding may have.
+        # Here and not in `residual`: compiled, that would need a second graph where x comes in another dtype (a tied
+        # fp32 head under FSDP2).
         dtype = compute_dtype(self.attention.qkv.weight)
         out, _ = self.residual(x.to(torch.float32 if self.residual_fp32 else dtype), context, layer)
         return out
 
     def residual(
         self, x: torch.Tensor, context: AttentionContext, layer: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (B, T, D) with attention and MLP added to it, in its dtype; and with attention alone, without gradient.
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """x (B, T, D) with attention and MLP added to it, in its dtype; and the stream between the two.
 
-        Nobody needs the second. But it is there for the backward pass then, where torch's compiler would else keep
-        what attention adds, add it once more, and read it in the backward kernels of both norms: 217 us together
-        instead of 150 (H200, 16,384 x 2048).
+        Nobody reads the second. As an output it is in memory anyway, so torch's compiler keeps it for the backward
+        pass; else it keeps what attention adds, and sums again. ``None`` where it would have to keep both: what
+        attention adds is the input of a norm, or is half as wide as the stream.
         """
         dtype = compute_dtype(self.attention.qkv.weight)
         y = self.attention(self.attention_norm(x).to(dtype), context, layer)
         x = x + self.dropout(self.attention_output_norm(y))
-        between = x.detach()
+        keeps = x.dtype == dtype and isinstance(self.attention_output_norm, nn.Identity)
+        between = x.detach() if keeps else None
         y = self.mlp(self.mlp_norm(x).to(dtype))
         x = x + self.dropout(self.mlp_output_norm(y))
         return x, between
@@ -119,25 +121,23 @@ class GPT(nn.Module):
     def trunk(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
         """Token ids (B, T) -> final normed residual stream (B, T, D)."""
         context = self.attention_context(input_ids.shape[1], documents, input_ids.device)
-        return self.compute(input_ids, documents, context)
+        return self.compute(self.enter(input_ids, documents), context)
 
-    def compute(
-        self, input_ids: torch.Tensor, documents: torch.Tensor | None, context: AttentionContext
-    ) -> torch.Tensor:
-        """What is left of `trunk` once it has chosen how: all that is compiled as a whole.
+    def compute(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """Residual stream before the first block (B, T, D) -> behind the last norm: all that is compiled as a whole.
 
         The head stays out of it: in training on CUDA it is one autograd node, with kernels of its own.
         """
-        x = self.enter(input_ids, documents)  # (B, T, D)
         for index, block in enumerate(self.blocks):
             x = block(x, context, context.layer(index))
         normed: torch.Tensor = self.norm(x)
         return normed
 
     def enter(self, input_ids: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
-        """Token ids (B, T) -> residual stream before the first block (B, T, D), in the dtype of the blocks.
+        """Token ids (B, T) -> residual stream before the first block (B, T, D).
 
-        That of the embedding, where a sharding wrapper leaves it another than the blocks: they round it then.
+        In the compute dtype, or fp32 with `residual_fp32`; where a sharding wrapper keeps the embedding wider than the
+        blocks (a tied fp32 head), in the embedding's, and blocks round it.
         """
         dtype = torch.float32 if self.config.residual_fp32 else compute_dtype(self.wte.weight)
         return self.embed(input_ids, documents).to(dtype)

@@ -56,8 +56,8 @@ def build_gpt(
         tensor_mesh: The ranks that split each matrix between them; ``None``: none is split.
         policy: Mixed precision of the sharded parameters; norms and an fp32 head are exempt from it.
         compile: ``blocks``: each block's computation on its own, so that compile time does not grow with depth, and
-            FSDP2's hooks stay outside of the compiled code; and, without a ``tensor_mesh``, what stands before and
-            behind the blocks. ``whole``: all up to the head; without a ``mesh``.
+            FSDP2's hooks stay outside of the compiled code; and the last norm. ``whole``: blocks and last norm in one
+            graph; without a ``mesh``. Either way the embedding by itself, on CUDA and without a ``tensor_mesh``.
         fixed_shapes: Compile for one batch shape; ``False``: for any, after a second shape was seen.
         recompute: What of a block is computed again in the backward pass, see `recomputing`.
         reshard_after_forward: Free a unit's gathered weights after its forward pass and gather them again in the
@@ -94,10 +94,12 @@ def build_gpt(
     gpt.tie()
     if compile == "whole":
         gpt.compute = _compiled(gpt.compute, fixed_shapes)  # type: ignore[method-assign]
-    elif compile == "blocks" and tensor_mesh is None:
-        # What stands before and behind the blocks: else some twenty kernels that hardly do more than cast.
-        gpt.enter = _compiled(gpt.enter, fixed_shapes)  # type: ignore[method-assign]
+    elif compile == "blocks":
         gpt.norm.forward = _compiled(gpt.norm.forward, fixed_shapes)
+    if compile != "off" and tensor_mesh is None and device.type == "cuda":
+        # Uncompiled, it launches a dozen kernels that cast, add and sort. On a CPU it stays so: compiled, it sums the
+        # embedding's gradient in any order, as on CUDA attention does with its own, and a resume would not be exact.
+        gpt.enter = _compiled(gpt.enter, fixed_shapes)  # type: ignore[method-assign]
     if mesh is not None:
         # A tied head lives in the root's group, so the root follows the head; else the fp32 head has its own group.
         if config.head_fp32 and not config.tied:

@@ -47,7 +47,7 @@ class VLMModule(GPTModule):
             or checkpoint (``lit-stable import`` makes one from a folder of ``transformers``); null: by chance.
         optimizer: Which optimizer, with which options; patterns name parameters from ``gpt`` and ``sight`` on.
         seed_init: Of the initial weights.
-        compile: Compile each layer of the language model: ``auto`` = on CUDA only. New blocks are not compiled.
+        compile: As in ``GPTModule``, of the language model: ``auto`` = on CUDA only. New blocks are not compiled.
         recompute: Activation checkpointing of the language model's layers.
         z_loss: Weight of the mean of log(Z)^2 in the training loss, Z being the softmax's denominator; 0: none.
         gradient_predivide: As in ``GPTModule``.

@@ -29,7 +29,8 @@ NAMES = [
     "norm_of_a_mix",
     "stop_on_one_ranks_signal",
     "damaged_shard",
-    "compiled_blocks",  # last: it takes longest, and what came before it counts even if time runs out
+    "compiled_blocks",  # these two last: they take longest, and what came before counts even if time runs out
+    "compiled_fsdp1",
 ]
 
 
@@ -87,3 +88,9 @@ def test_a_damaged_shard_is_refused_by_name(result: dict[str, Any]) -> None:
 def test_compiled_blocks_train_the_same(result: dict[str, Any]) -> None:
     torch.testing.assert_close(torch.tensor(result["compiled"]), torch.tensor(result["plain"]), rtol=2e-3, atol=1e-3)
     assert result["frames"]["ok"] == result["frames"]["total"]
+
+
+@of("compiled_fsdp1")
+def test_compiled_under_fsdp1_it_trains_the_same(result: dict[str, Any]) -> None:
+    losses = [torch.tensor([row[1] for row in result[how]]) for how in ("compiled", "plain")]
+    torch.testing.assert_close(*losses, rtol=0.02, atol=0.02)

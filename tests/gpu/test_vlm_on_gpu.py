@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("compiles", ["off", "on"])
 def test_new_blocks_train_and_backbones_stay_bit_for_bit(strategy, precision, compiles):
     module = vlm_module(qk_norm="rmsnorm")
-    module.compile_blocks = compiles
+    module.compile_option = compiles
     before = {}
 
     class Remember(Callback):

@@ -402,6 +402,11 @@ def test_under_autocast_the_first_block_needs_no_graph_of_its_own_though_it_is_h
     torch._dynamo.reset()
     for block in gpt.blocks:
         block.residual = torch.compile(block.residual, backend=count, fullgraph=True)
+    context = gpt.attention_context(12, None, torch.device("cpu"))
     with torch.autocast("cpu", torch.bfloat16):
-        gpt(ids(2, 12))
+        x = gpt.embed(ids(2, 12))
+        assert x.dtype == torch.float32
+        for block in gpt.blocks:
+            x = block(x, context)
+            assert x.dtype == torch.bfloat16
     assert len(graphs) == 1

@@ -259,12 +259,20 @@ def damaged_shard() -> dict[str, Any]:
 
 @scenario
 def compiled_blocks() -> dict[str, Any]:
-    """Per-block compile under FSDP2: the same losses, one compilation for all blocks. A validation would add more."""
+    """Compiled under FSDP2: the same losses, one compilation for all blocks. A validation would add more."""
     plain = fit2("fsdp2", steps=3, n_layer=3, validates=False)
     torch._dynamo.reset()
     compiled = fit2("fsdp2", steps=3, compile="on", n_layer=3, validates=False)
     frames = torch._dynamo.utils.counters["frames"]
     return {"plain": plain.rows, "compiled": compiled.rows, "frames": dict(frames)}
+
+
+@scenario
+def compiled_fsdp1() -> dict[str, Any]:
+    """The same under FSDP1, which puts views of its flat parameters in the place of weights."""
+    options = {"steps": 3, "precision": "bf16-mixed", "embed_norm": True, "validates": False}
+    plain, compiled = (fit2(fsdp1(), compile=how, **options).rows for how in ("off", "on"))
+    return {"plain": plain, "compiled": compiled}
 
 
 @scenario

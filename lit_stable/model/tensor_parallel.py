@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from functools import partial
 from operator import mul
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -95,6 +96,16 @@ def split_ends(gpt: nn.Module, mesh: DeviceMesh) -> None:
         "head": ColwiseParallel(output_layouts=Replicate()),
     }
     _split(gpt, mesh, plan, skip="blocks")
+    gpt.get_submodule("wte").register_forward_hook(_wait)
+
+
+def _wait(wte: nn.Module, ids: tuple[Any, ...], stream: Tensor) -> Tensor:
+    """A copy of the embedded tokens (B, T, D), whose sum over ranks is done then.
+
+    Compiled code that gets a tensor of a collective under way hands no gradient back through it (torch 2.13). The first
+    block would get one if nothing is done to the embedding before, as with rotary positions, and it would not learn.
+    """
+    return stream.clone()
 
 
 def _split(module: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], skip: str = "") -> None:

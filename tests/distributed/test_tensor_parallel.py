@@ -14,6 +14,7 @@ SPLIT = [f"split_{model}" for model in SPLIT_MODELS]
 NAMES = [
     *SPLIT,
     "norm_inside_the_mlp",
+    "compiled_gradients",
     "gradients_that_differ",
     "overflow_16_true",
     "overflow_ddp",
@@ -50,6 +51,12 @@ def test_what_both_ranks_hold_stays_equal_bit_for_bit(result: dict[str, Any]) ->
 @of("norm_inside_the_mlp")
 def test_a_norm_inside_an_mlp_sees_all_hidden_units(result: dict[str, Any]) -> None:
     assert {"mlp.norm.weight", "mlp.norm.bias", "attention.q_norm.weight", "output", "input"} <= result.keys()
+    assert {name: apart for name, apart in result.items() if apart > 1e-5} == {}
+
+
+@of("compiled_gradients")
+def test_compiled_it_has_the_same_gradients_also_of_an_embedding_right_before_a_block(result: dict[str, Any]) -> None:
+    assert len(result) >= 30
     assert {name: apart for name, apart in result.items() if apart > 1e-5} == {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import unittest.mock
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,11 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
+from lit_stable.model import sharding
 from lit_stable.model.attention_context import AttentionContext
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import Block
+from lit_stable.model.loss import sample_losses
 from lit_stable.model.norm import LayerNorm
 from lit_stable.model.tensor_parallel import split_block
 from lit_stable.module import GPTModule
@@ -270,6 +273,36 @@ def compiled_tensor() -> dict[str, Any]:
     """Blocks that are split and compiled train the same."""
     plain, compiled = (fit2("fsdp2", mesh=TENSOR, steps=4, compile=c, **ALL_KINDS) for c in ("off", "on"))
     return {"plain": plain.rows, "compiled": compiled.rows}
+
+
+@scenario
+def compiled_gradients() -> dict[str, Any]:
+    """How far gradients of a split GPT that is compiled are from those of one that is not; loss compiled too."""
+    models: tuple[dict[str, Any], ...] = ({"position": "rope", "tied": False}, {"position": "alibi"}, {"bias": True})
+    apart = {}
+    for options in models:
+        plain, compiled = (_gradients_of_split(how, **options) for how in ("off", "blocks"))
+        assert compiled.keys() == plain.keys()
+        apart.update({f"{options} {name}": apart_of(name, compiled, plain) for name in plain})
+    return apart
+
+
+def _gradients_of_split(compile: sharding.Compiled, **options: Any) -> dict[str, torch.Tensor]:
+    def compiled(function: Any, fixed_shapes: bool = True) -> Any:
+        return torch.compile(function, backend="aot_eager", dynamic=False)
+
+    torch._dynamo.reset()
+    data, tensor = (_mesh((1, 2))[name] for name in ("data_parallel", "tensor_parallel"))
+    config = GPTConfig(vocab_size=64, n_layer=2, n_head=4, d_model=32, max_length=16, **options)
+    with unittest.mock.patch.object(sharding, "_compiled", compiled):
+        split = {"mesh": data, "tensor_mesh": tensor, "compile": compile}
+        gpt = sharding.build_gpt(config, seed=1, device=torch.device("cpu"), **split)
+    ids = torch.arange(32).reshape(2, 16) * 7 % 64
+    losses_of = sample_losses if compile == "off" else compiled(sample_losses)
+    losses_of(gpt(ids), ids * 3 % 64)[0].sum().backward()
+    found = {name: parameter.grad for name, parameter in gpt.named_parameters()}
+    zeros = {name: torch.zeros(parameter.shape) for name, parameter in gpt.named_parameters()}
+    return {name: zeros[name] if g is None else getattr(g, "full_tensor", lambda g=g: g)() for name, g in found.items()}
 
 
 @scenario

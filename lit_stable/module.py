@@ -68,7 +68,7 @@ class GPTModule(ModelFacts):
         optimizer: Which optimizer, with which options.
         seed_init: Of the initial weights.
         compile: ``on``: compile each block, the last norm, and on CUDA the embedding. ``whole``: blocks and last norm
-            in one graph, where nothing is sharded. ``auto``: ``on`` on CUDA, else ``off``.
+            in one graph instead, where nothing is sharded. ``auto``: ``on`` on CUDA, else ``off``.
         recompute: Activation checkpointing: run each block a second time in the backward pass; ``selective``: but not
             its attention kernel, nor every other matrix product.
         z_loss: Weight of the mean of log(Z)^2 in the training loss, Z being the softmax's denominator; 0: none. 1e-4 in

@@ -13,6 +13,7 @@ import rank_scenarios
 import rank_scenarios_fp16  # noqa: F401 - its scenarios share the launch
 import torch
 import torch.distributed as dist
+from by_hand import whole
 from lightning.pytorch import Callback, Trainer
 from rank_scenarios import NaNGradient, fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import (
@@ -300,9 +301,8 @@ def _gradients_of_split(compile: sharding.Compiled, **options: Any) -> dict[str,
     ids = torch.arange(32).reshape(2, 16) * 7 % 64
     losses_of = sample_losses if compile == "off" else compiled(sample_losses)
     losses_of(gpt(ids), ids * 3 % 64)[0].sum().backward()
-    found = {name: parameter.grad for name, parameter in gpt.named_parameters()}
-    zeros = {name: torch.zeros(parameter.shape) for name, parameter in gpt.named_parameters()}
-    return {name: zeros[name] if g is None else getattr(g, "full_tensor", lambda g=g: g)() for name, g in found.items()}
+    gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in gpt.named_parameters()}
+    return {name: whole(gradient) for name, gradient in gradients.items()}
 
 
 @scenario

@@ -1,13 +1,15 @@
 """Where the device's time goes: kernels in a step of what `throughput.py` compares, by kind. A script; it is no test.
 
 Each program trains one turn under torch's profiler, which slows the host and not the kernels; what a step takes is
-measured by `throughput.py`. A kernel counts to the first kind that its name is of.
+measured by `throughput.py`. A kernel counts to the first kind that its name is of. Gaps are what lies between two
+kernels of a step, when the device waits for nothing but the next of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import math
 import re
 import tempfile
 import time
@@ -30,6 +32,8 @@ KINDS = {
     "casts and copies": r"to_copy|copy_kernel|Memcpy|Memset",
     "other": r"",
 }
+GAPS = "gaps between kernels"
+LONGEST_GAP = 100  # microseconds; where the host is behind, or a turn begins or ends, the device waits longer
 
 
 def kind_of(kernel: str) -> str:
@@ -43,14 +47,26 @@ def kernel_times(contender: Quiet, steps: int) -> tuple[dict[str, float], list[t
         contender.turn()
     spent: collections.Counter[str] = collections.Counter()
     launched: collections.Counter[str] = collections.Counter()
-    for event in trace.events():
-        if event.device_type == DeviceType.CUDA:
-            spent[event.name] += event.device_time_total / steps / 1e3
-            launched[event.name] += 1
+    kernels = [event for event in trace.events() if event.device_type == DeviceType.CUDA]
+    for event in kernels:
+        spent[event.name] += event.device_time_total / steps / 1e3
+        launched[event.name] += 1
     by_kind = dict.fromkeys(KINDS, 0.0)
     for name, taken in spent.items():
         by_kind[kind_of(name)] += taken
+    by_kind[GAPS] = gaps([(event.time_range.start, event.time_range.end) for event in kernels]) / steps / 1e3
     return by_kind, [(taken, launched[name] / steps, name) for name, taken in spent.most_common()]
+
+
+def gaps(kernels: list[tuple[float, float]]) -> float:
+    """Beginnings and ends of kernels, in microseconds -> what all gaps of at most `LONGEST_GAP` come to."""
+    total, busy_until = 0.0, -math.inf
+    for start, end in sorted(kernels):
+        gap = start - busy_until
+        if 0 < gap <= LONGEST_GAP:
+            total += gap
+        busy_until = max(busy_until, end)
+    return total
 
 
 def main() -> None:
@@ -81,7 +97,7 @@ def main() -> None:
     print(f"{RECIPES[arguments.size][1]}, ms of kernels in a step")
     print("| |" + "".join(f" {which} |" for which in columns))
     print("|---|" + "--:|" * len(columns))
-    for kind in KINDS:
+    for kind in [*KINDS, GAPS]:
         print(f"| {kind} |" + "".join(f" {column[kind]:.2f} |" for column in columns.values()))
     print("| all |" + "".join(f" {sum(column.values()):.2f} |" for column in columns.values()))
 

@@ -45,6 +45,11 @@ def test_a_kernel_is_of_the_kind_that_its_name_tells(script: Any, kernel: str, k
     assert script("kernels").kind_of(kernel) == kind
 
 
+def test_gaps_between_kernels_are_short_and_under_no_other_kernel(script: Any) -> None:
+    ends_late, within, next_one, after_a_wait = (0.0, 10.0), (2.0, 6.0), (11.5, 20.0), (200.0, 201.0)
+    assert script("kernels").gaps([next_one, ends_late, after_a_wait, within]) == 1.5
+
+
 def test_every_callback_is_timed_alone_and_all_together(script: Any, tmp_path: Path) -> None:
     callbacks = script("callbacks")
     options = {**callbacks.SIZES["tiny"], "data.global_batch": 2}

@@ -42,7 +42,7 @@ def fit(size: str, root: str, counted: int, *fragments: str, **changed: str) -> 
     recipe, shape, options = RECIPES[size]
     one = {"data.global_batch": shape.micro_batch, "trainer.log_every_n_steps": 10}
     with contextlib.redirect_stdout(io.StringIO()):
-        cli = build([recipe, "stability/grad_spike_skip", *fragments], root, **options, **one, **changed)
+        cli = build([recipe, "stability/grad_spike_skip", *fragments], root, **{**options, **one, **changed})
     stopwatch = Stopwatch(UNCOUNTED, counted)
     cli.trainer.callbacks.append(stopwatch)
     return Variant(cli.trainer, cli.model, cli.datamodule, stopwatch)

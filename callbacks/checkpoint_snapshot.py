@@ -12,11 +12,11 @@ import pickle
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
-from .private_names import as_stored, typed_storage
+from .private_storage_names import as_stored, typed_storage
 
 _PIECE = 1 << 24  # bytes that are read from the device, checksummed and written at a time
 _ALIGNMENT = 64  # bytes: where a tensor begins in the file, so that it can be used where it is mapped
@@ -67,15 +67,20 @@ class Snapshot:
     def write(self, path: Path) -> None:
         """Write the file that ``torch.load`` reads, with memory mapping too; all tensors are said to be of the CPU."""
         try:
-            with zipfile.ZipFile(path, "w") as archive:  # not compressed
-                _write_record(archive, "data.pkl", self._pickled)
-                _write_record(archive, "byteorder", sys.byteorder.encode())
-                for number, storage in enumerate(self._storages):
-                    _write_storage(archive, f"data/{number}", storage)
-                _write_record(archive, "version", _FORMAT)
+            self.write_to(path)
         except BaseException:
             path.unlink(missing_ok=True)  # closed half-way it would pass for whole: a zip file without what was to come
             raise
+
+    def write_to(self, file: Path | IO[bytes]) -> None:
+        """The same, into an open file: from where that is, and what was written counts from there."""
+        target: Any = file if isinstance(file, Path) else _FromHere(file)
+        with zipfile.ZipFile(target, "w") as archive:  # not compressed
+            _write_record(archive, "data.pkl", self._pickled)
+            _write_record(archive, "byteorder", sys.byteorder.encode())
+            for number, storage in enumerate(self._storages):
+                _write_storage(archive, f"data/{number}", storage)
+            _write_record(archive, "version", _FORMAT)
 
 
 class _Pickler(pickle.Pickler):
@@ -109,6 +114,20 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         _, _, number, _, _ = pid
         return typed_storage(*self._typed[int(number)])
+
+
+class _FromHere:
+    """What is behind the place where an open file is, as a file of its own; all of it that ``zipfile`` uses."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._start = file, file.tell()
+        self.write, self.flush = file.write, file.flush
+
+    def tell(self) -> int:
+        return self._file.tell() - self._start
+
+    def seek(self, place: int) -> int:
+        return self._file.seek(self._start + place) - self._start
 
 
 def _write_record(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +13,69 @@ from . import checkpoint_files as files
 from .background_save import BackgroundSave
 from .base import rank_zero_warn
 from .checkpoint_contents import CheckpointError, or_not_written
+from .host_agreement import HostAgreement
 from .piecewise_writes import piecewise_writes
+from .private_names import collective_timeout
+from .sharded_save import ShardedSave
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+
+    from .deferred_shards import DeferredShards
 
 
 class CheckpointWriter:
     """Wraps the ``save_checkpoint`` of a strategy; see ``SafeCheckpoints``.
 
     Attributes:
-        background: The write in the background, on rank 0, which alone writes checkpoints of one file.
+        background: The write in the background: of one file on rank 0 alone, of shards on all ranks.
     """
 
     def __init__(self, in_background: bool) -> None:
         self.in_background = in_background
         self.background = BackgroundSave()
+        self._shards: ShardedSave | None = None  # being written, as far as all ranks have agreed
+        self._ranks = HostAgreement()
+        self._others_write: Callable[[], list[int]] | None = None  # on how many ranks; asked behind the batch before
         self._has_warned = False
+
+    def open(self, trainer: Trainer) -> None:
+        """To be called in ``setup``."""
+        if self.in_background:
+            self._ranks.open(trainer)
+
+    def close(self) -> None:
+        """To be called in ``teardown``, after `finish`."""
+        self._ranks.close()
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint is being written in the background, of shards: or was, when ranks last agreed on it."""
+        return self._shards is not None or self.background.is_under_way
+
+    def finish(self) -> None:
+        """Wait for a write in the background, and raise what it raised. Of shards, called by all ranks alike."""
+        asked, self._others_write, self._shards = self._others_write, None, None
+        if asked is not None:
+            asked()
+        self.background.finish()
+
+    def finish_if_written(self) -> None:
+        """Behind every batch: as `finish`, once nothing is to be waited for; of shards on all ranks behind the same."""
+        if self._shards is not None:
+            asked, self._others_write = self._others_write, None
+            if asked is None or asked() != [0]:
+                self._others_write = self._ranks.begin_sums([int(self.background.is_under_way)])
+                return
+        if not self.background.is_under_way:
+            self.finish()
+
+    def give_up(self) -> None:
+        """Before this rank ends with an exception: as `finish`, but no longer waiting for ranks that may have ended."""
+        if self._shards is not None:
+            self._shards.hurry()
+        self._others_write = self._shards = None
+        self.background.finish()
 
     def around(
         self, trainer: Trainer, save: Callable[..., None], listeners: Mapping[str, Callable[[Path], None]]
@@ -50,21 +96,22 @@ class CheckpointWriter:
                 listener(path)
             if self.in_background:
                 path = path.absolute()  # the process may be in another folder when it is written
-            self.background.finish()
+            self.finish()
             partial = files.partial_path(path)
             if trainer.is_global_zero:
                 files.remove(partial)  # left over from a kill
             trainer.strategy.barrier()
             with self._removed_unless_written(path, trainer.is_global_zero):
-                deferred = self._save(trainer, save, checkpoint, partial, storage_options)
+                later = self._save(trainer, save, checkpoint, path, storage_options)
                 trainer.strategy.barrier()
-                if partial.is_dir():
-                    self._write_checksums(trainer, partial)
-                if deferred:
+                if later is not None:
                     path.parent.mkdir(parents=True, exist_ok=True)  # a link to the file can be made before the file
-                    self.background.begin(lambda: self._write(path, deferred))
-                elif trainer.is_global_zero:
-                    files.publish(path)
+                    self.background.begin(later)
+                else:
+                    if partial.is_dir():
+                        self._write_checksums(trainer, partial)
+                    if trainer.is_global_zero:
+                        files.publish(path)
             trainer.strategy.barrier()
 
         return save_checkpoint
@@ -79,17 +126,30 @@ class CheckpointWriter:
 
     def _save(
         self, trainer: Trainer, save: Callable[..., None], checkpoint: dict[str, Any], path: Path, options: Any
-    ) -> list[Callable[[], None]]:
-        """Save, or return the functions that will write the copies: none on ranks that do not write."""
-        with piecewise_writes(trainer.strategy.checkpoint_io, self.in_background) as deferred:
-            save(checkpoint, path, storage_options=options)
-        if self.in_background and trainer.is_global_zero and not deferred and not self._has_warned:
+    ) -> Callable[[], None] | None:
+        """Save under the temporary name; or copy, and return what will write the copy: nothing on ranks without any."""
+        io = trainer.strategy.checkpoint_io
+        with piecewise_writes(io, self.in_background) as deferred, self._copied_shards() as shards:
+            save(checkpoint, files.partial_path(path), storage_options=options)
+        if shards:
+            self._shards = ShardedSave(path, shards[0], collective_timeout(trainer))
+            return self._shards.write
+        if deferred:
+            return lambda: self._write(path, deferred)
+        if self.in_background and trainer.is_global_zero and not self._has_warned:
             self._has_warned = True
             rank_zero_warn(
-                f"in_background=True: {type(trainer.strategy).__name__} writes the shards of a checkpoint on all ranks"
-                " together, so training waits for it; a strategy that writes one file (auto, ddp, fsdp2_full) does not."
+                f"in_background=True: {type(trainer.strategy).__name__} writes a checkpoint in a way of its own, so"
+                " training waits for it; auto, ddp, fsdp and fsdp2 write in the background."
             )
-        return deferred
+        return None
+
+    def _copied_shards(self) -> AbstractContextManager[list[DeferredShards]]:
+        if not (self.in_background and dist.is_initialized()):
+            return nullcontext([])
+        from .deferred_shards import deferred_shards  # costs half a second
+
+        return deferred_shards()
 
     def _write(self, path: Path, deferred: list[Callable[[], None]]) -> None:
         with self._removed_unless_written(path, True):

@@ -1,5 +1,7 @@
 """Every private name of Lightning and torch that the package touches, each with its reason.
 
+Those of torch's files and checkpoints are in :mod:`.private_storage_names`.
+
 ``tests/callbacks/test_private_names.py`` pins each one: an upgrade that moves it fails there, with the reason in sight.
 """
 
@@ -322,22 +324,3 @@ def swap_class(optimizer: Any, cls: type) -> None:
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = step
-
-
-def as_stored(obj: Any) -> tuple[torch.UntypedStorage, torch.dtype, Any, int] | None:
-    """Of a storage: its bytes, dtype, the class that stands for it in a file of torch's, and elements; else ``None``.
-
-    Tensors hand over a typed storage, which is deprecated everywhere but in files.
-    """
-    if isinstance(obj, torch.storage.TypedStorage):
-        typed: Any = obj
-        return typed._untyped_storage, typed.dtype, getattr(torch, typed._pickle_storage_type()), typed._size()
-    if isinstance(obj, torch.UntypedStorage):
-        return obj, torch.uint8, torch.UntypedStorage, obj.nbytes()
-    return None
-
-
-def typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
-    """What a tensor that is read takes; the inverse of :func:`as_stored`, but for a storage that had no dtype."""
-    typed: Any = torch.storage.TypedStorage
-    return typed(wrap_storage=storage, dtype=dtype, _internal=True)

@@ -57,12 +57,12 @@ class SafeCheckpoints(StabilityCallback):
     Paths with a scheme (``s3://...``) are left to Lightning as they are. Nothing is logged.
 
     Args:
-        in_background: Where the strategy writes one file (one device, DDP, ``fsdp2_full``), copy the checkpoint to the
-            host's memory, as many bytes as the file has (on CUDA up to twice as many, page-locked and kept for the next
-            save), and write the copy while training goes on. The next save, a load and the end of the fit wait for it.
-            The error of a write that failed is raised there, or after the batch in which it did; after another
-            exception it is a warning. Sharded checkpoints, which all ranks write together, are written at once; one
-            warning says so.
+        in_background: Copy the checkpoint to the host's memory, as many bytes as the file has (on CUDA up to twice as
+            many, page-locked and kept for the next save), and write the copy while training goes on: rank 0 a file,
+            or each rank its shards. The next save, a load and the end of the fit wait for it. The error of a write that
+            failed, of shards on any rank, is raised there, or after the batch in which it did; after another exception
+            it is a warning. A strategy that writes in a way of its own (DeepSpeed) does so at once; one warning says
+            so.
 
     Attributes:
         listeners: By name, what is called on every rank with the path of a checkpoint that is about to be written.
@@ -90,6 +90,7 @@ class SafeCheckpoints(StabilityCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         refuse_asynchronous_saves(trainer)
+        self._writer.open(trainer)
         if self._strategy is trainer.strategy:  # the fit before ended with an exception, so without a teardown
             return
         # On the instance: the one place to act just before a load, and around a save, whatever the strategy.
@@ -106,13 +107,13 @@ class SafeCheckpoints(StabilityCallback):
 
     @property
     def in_background(self) -> bool:
-        """Whether checkpoints of one file are written while training goes on."""
+        """Whether checkpoints are written while training goes on."""
         return self._writer.in_background
 
     @property
     def is_writing(self) -> bool:
-        """Whether a checkpoint is being written in the background; on ranks other than 0 always ``False``."""
-        return self._writer.background.is_under_way
+        """Whether a checkpoint is being written in the background: a file on rank 0 alone, shards on all ranks."""
+        return self._writer.is_writing
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being written in the background.
@@ -120,11 +121,10 @@ class SafeCheckpoints(StabilityCallback):
         Raises:
             CheckpointError: when it could not be written.
         """
-        self._writer.background.finish()
+        self._writer.finish()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if not self.is_writing:
-            self.finish()
+        self._writer.finish_if_written()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.finish()
@@ -135,11 +135,12 @@ class SafeCheckpoints(StabilityCallback):
             for name in _SHADOWED:
                 self._strategy.__dict__.pop(name, None)
         self._strategy = self._saved_counts = None
+        self._writer.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stay in place: who saves on an exception does so after this hook, and must be guarded too."""
         try:
-            self.finish()
+            self._writer.give_up()
         except Exception as second:
             self.warn_of_second(exception, second)
 

@@ -49,8 +49,7 @@ class Checkpoints(Checkpoint):
         keep_every: Steps between checkpoints that stay for ever, >= 1; ``None``: none does for its number.
         milestones: Whether milestones are saved, and stay.
         mirror: A path, or a URL that ``fsspec`` opens; ``None``: no copies.
-        in_background: Where the strategy writes one file, write it from a copy in the host's memory while training
-            goes on; see ``SafeCheckpoints``.
+        in_background: Write from a copy in the host's memory while training goes on; see ``SafeCheckpoints``.
 
     Raises:
         MisconfigurationException: when a number cannot be read or is below 1, or the URL cannot be opened.
@@ -131,7 +130,7 @@ class Checkpoints(Checkpoint):
             self.save_now(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(trainer)
+        self.finish(trainer)
         if self._mirror is not None:
             self._mirror.close()
             self._prune_while_finite(trainer)
@@ -171,7 +170,7 @@ class Checkpoints(Checkpoint):
             if trainer.strategy.root_device.type == "cuda":
                 torch.cuda.synchronize(trainer.strategy.root_device)  # a save waits for the device; that is no stall
             began = time.perf_counter()
-            self._finish(trainer)
+            self.finish(trainer)
             trainer.save_checkpoint(path)
             self.stalls.append(time.perf_counter() - began)
             self._saving = path
@@ -180,8 +179,8 @@ class Checkpoints(Checkpoint):
             self._prune_while_finite(trainer)
         self._conclude(trainer)
 
-    def _finish(self, trainer: Trainer) -> None:
-        """Wait for a save that is under way."""
+    def finish(self, trainer: Trainer) -> None:
+        """Wait for a save that is under way, and do what follows it. Called by all ranks."""
         if self._saver is not None:
             self._saver.finish()
         self._conclude(trainer)

@@ -15,6 +15,7 @@ from lit_stable.callbacks.interval_clock import IntervalClock
 from lit_stable.callbacks.late_reads import LateReads
 from lit_stable.module import GPTModule, is_reported_step
 from lit_stable.optim.schedule import format_lr
+from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import human_bytes, human_count, say
 from lit_stable.run.start import first_lines, measured_init, session_of, whole_parameters
 
@@ -117,6 +118,9 @@ class Report(Callback):
     # -- closing table -----------------------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, Checkpoints):
+                callback.finish(trainer)  # what the table names is on disk
         progress, data = Progress.of(trainer), trainer.datamodule  # type: ignore[attr-defined]
         rows = [
             ("steps", f"{progress.steps} ({progress.skipped} skipped)"),

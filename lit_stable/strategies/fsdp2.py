@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningModule
 from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ModelParallelStrategy, StrategyRegistry
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -126,6 +128,20 @@ class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
             return result
 
         return super().optimizer_step(optimizer, average_then_step, model, **kwargs)
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if not self._save_distributed_checkpoint:
+            return super().lightning_module_state_dict()
+        # Not copied to the host, as Lightning's own are: whoever writes shards takes them from where they are.
+        assert self.model is not None
+        return get_model_state_dict(self.model)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        if not self._save_distributed_checkpoint:
+            return super().optimizer_state(optimizer)
+        assert self.model is not None
+        bare = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        return get_optimizer_state_dict(self.model, bare)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         checkpoint.setdefault(KEY, {})["written_by"] = "fsdp2"

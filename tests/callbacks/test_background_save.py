@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
 from tiny_gpt_run import equal_bits
 from tiny_gpt_run import fit as fit_gpt
@@ -21,6 +22,8 @@ from tiny_gpt_run import fit as fit_gpt
 from lit_stable.callbacks import Progress, SafeCheckpoints
 from lit_stable.callbacks.background_save import BackgroundSave
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.checkpoint_files import damage
+from lit_stable.callbacks.deferred_shards import DeferredShards
 from lit_stable.callbacks.safe_checkpoints import wait_for_saves
 
 STEPS, SAVED_AT = 6, 2
@@ -135,16 +138,46 @@ def test_whoever_looks_for_checkpoints_can_wait_for_them(tmp_path: Path) -> None
     assert seen == [(True, False), (False, True)]
 
 
-def test_a_sharded_checkpoint_is_written_at_once_and_that_is_said_once(tmp_path: Path) -> None:
-    def save(trainer: Trainer, *rest: Any) -> None:
-        guard = next(c for c in trainer.callbacks if isinstance(c, SafeCheckpoints))
-        guard._writer.in_background = True
-        trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
-        assert (tmp_path / f"{trainer.global_step}.ckpt").is_dir()
+class WritesInItsOwnWay(SingleDeviceStrategy):
+    def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
+        Path(filepath).mkdir()
+        (Path(filepath) / "all").write_text("of it")
 
-    with pytest.warns(UserWarning, match=r"in_background=True: FSDP2Strategy writes the shards") as warned:
-        fit_gpt("fsdp2", steps=2, validates=False, callbacks=(Watch("on_train_batch_end", save),))
+
+def test_what_a_strategy_writes_in_its_own_way_is_written_at_once_and_that_is_said_once(tmp_path: Path) -> None:
+    def save(trainer: Trainer, *rest: Any) -> None:
+        trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+        assert (tmp_path / f"{trainer.global_step}.ckpt" / "all").is_file()
+
+    guard, strategy = SafeCheckpoints(in_background=True), WritesInItsOwnWay()
+    trainer = quiet_trainer(guard, Progress(), Watch("on_train_batch_end", save), max_steps=3, strategy=strategy)
+    with pytest.warns(UserWarning, match=r"in_background=True: WritesInItsOwnWay writes a checkpoint in") as warned:
+        trainer.fit(TinyModule(), TinyData())
     assert sum("in_background" in str(w.message) for w in warned) == 1
+
+
+def test_the_shards_of_one_device_are_written_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, seen = threading.Event(), []
+    write = DeferredShards.write
+    monkeypatch.setattr(DeferredShards, "write", lambda shards: may_write.wait(60) and write(shards))
+
+    def look(trainer: Trainer, *rest: Any) -> None:
+        if trainer.global_step == 0:
+            return
+        if not seen:
+            trainer.save_checkpoint(tmp_path / "a.ckpt")
+        seen.append((tmp_path / "a.ckpt").exists())
+        if trainer.global_step == 3:
+            may_write.set()
+
+    fit_gpt("fsdp2", steps=3, validates=False, in_background=True, callbacks=(Watch("on_train_batch_end", look),))
+    assert not any(seen), "it could not be written before the last step"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"], "the end of the fit waits for it"
+    names = ["meta.pt", ".metadata", "__0_0.distcp", "checksums.json"]
+    assert sorted(path.name for path in (tmp_path / "a.ckpt").iterdir()) == sorted(names)
+    assert damage(tmp_path / "a.ckpt") is None
 
 
 def test_the_interpreter_waits_for_what_is_being_written() -> None:

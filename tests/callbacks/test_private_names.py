@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer, sample
 from torch.utils.data import DataLoader
 
-from lit_stable.callbacks import private_names
+from lit_stable.callbacks import private_names, private_storage_names
 
 
 def fit_watching(hook: str, look: Any, **options: Any) -> Any:
@@ -360,7 +360,7 @@ def test_a_tensor_hands_a_storage_over_to_whoever_pickles_it(tmp_path: Path) -> 
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> Any:
-            stored = private_names.as_stored(obj)
+            stored = private_storage_names.as_stored(obj)
             met.extend([] if stored is None else [stored])
             return None if stored is None else "here"
 
@@ -368,4 +368,10 @@ def test_a_tensor_hands_a_storage_over_to_whoever_pickles_it(tmp_path: Path) -> 
     (storage, *rest), (_, *bare) = met
     assert rest == [torch.float32, torch.FloatStorage, 3]
     assert bare == [torch.uint8, torch.UntypedStorage, 8]
-    assert private_names.typed_storage(storage, torch.float32).tolist() == [1, 1, 1]
+    assert private_storage_names.typed_storage(storage, torch.float32).tolist() == [1, 1, 1]
+
+
+def test_a_place_in_a_shard_is_what_the_reader_of_shards_looks_up() -> None:
+    place = private_storage_names.place_in_shard("__1_0.distcp", 64, 3)
+    assert (place.relative_path, place.offset, place.length) == ("__1_0.distcp", 64, 3)
+    assert place.transform_descriptors is None

@@ -76,6 +76,7 @@ def test_switches_of_sharding_and_saving_leave_a_trace_in_the_first_lines(recipe
     done = fit("--config", recipe, "--trainer.strategy", "fsdp2", "--trainer.max_steps", "1", *words)
     assert "strategy FSDP2Strategy (1 rank; reshard_after_forward=True); precision" in done.out
     assert "; SafeCheckpoints(in_background=True);" in done.out
+    assert done.out.index("\nsaved ") < done.out.index("\ncheckpoint, last"), "the table names what is on disk"
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def fit(
     windows: AccumulationWindows | None = None,
     validates: bool = True,
     data: NumberedData | None = None,
+    in_background: bool = False,
     **config: Any,
 ) -> Fit:
     """Fit the tiny GPT with the spine's callbacks, ``nan`` before them; ``config`` goes to the GPT.
@@ -155,7 +156,7 @@ def fit(
     windows = windows or AccumulationWindows(GLOBAL_BATCH, MICRO_BATCH)
     if max_norm is not None:
         clip = clip or GradClip(max_norm)
-    own = [GradNorm(), windows, StepSeed(3), SafeCheckpoints(), *([clip] if clip else [])]
+    own = [GradNorm(), windows, StepSeed(3), SafeCheckpoints(in_background), *([clip] if clip else [])]
     options: dict[str, Any] = dict(
         accelerator=accelerator,
         devices=devices,

@@ -238,7 +238,9 @@ class TokenDataModule(LightningDataModule):
         for request, dropped in new.items():
             progress.drop([dropped], request)
         known = self.reshuffles or []
-        settled = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped)
+        # Before the first sample nothing was seen: what is asked for at once is meant for the order that is.
+        chosen = progress.dropped if progress.samples else ()
+        settled = settle(self.order.reshuffle, known, before, progress.samples, progress.dropped, chosen)
         self.reshuffles = with_rewinds(settled, progress.reshuffles)
         stream = self.stream(
             start=progress.samples,

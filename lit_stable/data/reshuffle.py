@@ -57,6 +57,7 @@ def settle(
     samples_before: Callable[[int], int],
     consumed: int,
     dropped: Sequence[Range],
+    dropped_before: Sequence[Range] = (),
 ) -> list[Settled]:
     """Every reshuffle of a run, by position: those that it has passed, and those that the recipe asks for ahead of it.
 
@@ -66,14 +67,18 @@ def settle(
         samples_before: Samples committed before a step, counted from 1.
         consumed: Samples committed now.
         dropped: Ranges of stream positions that are left out, sorted and merged.
+        dropped_before: Those of them that were, or would have been, chosen in the order that the run had so far.
 
     Raises:
-        ValueError: when a request is malformed, or speaks of a point that is passed and was not known there.
+        ValueError: when a request is malformed, speaks of a point that is passed and was not known there, or would
+            bring back what was dropped before.
     """
     here = stream_position(consumed, dropped)
     settled = [reshuffle for reshuffle in known if reshuffle.position < here]
     passed = {(reshuffle.mark, reshuffle.seed) for reshuffle in settled}
+    planned = {(reshuffle.mark, reshuffle.seed) for reshuffle in known}
     late: list[str] = []
+    problems: list[str] = []
     for (count, unit), seed in parse_marks(requests).items():
         mark = f"{count} {unit}"
         if (mark, seed) in passed:
@@ -81,12 +86,25 @@ def settle(
         samples = samples_before(count + 1) if unit == "steps" else count
         if samples < consumed:
             late.append(f"{{{mark}: {seed}}}")
-        settled.append(Settled(mark, seed, stream_position(samples, dropped)))
+        position = stream_position(samples, dropped)
+        settled.append(Settled(mark, seed, position))
+        ahead = [(start, stop) for start, stop in dropped_before if start >= position]
+        if ahead and (mark, seed) not in planned:
+            start, stop = ahead[-1]
+            safe = start - sum(b - a for a, b in dropped if b <= start)
+            problems.append(
+                f"data.order.reshuffle={{{mark}: {seed}}}: lies before stream positions {start} to {stop - 1}, which"
+                " are left out; in another order other samples would stand there, and those would come back: give a"
+                f" point behind them, {safe} samples or later."
+            )
     if late:
-        raise ValueError(
+        problems.insert(
+            0,
             f"data.order.reshuffle={', '.join(late)}: is behind the run, which read those data in another order; give a"
-            " later point, or resume from an earlier checkpoint."
+            " later point, or resume from an earlier checkpoint.",
         )
+    if problems:
+        raise ValueError("\n".join(problems))
     return sorted(settled, key=lambda reshuffle: reshuffle.position)
 
 

@@ -14,7 +14,9 @@ from lit_stable.callbacks import Events, Progress, Recovery, RunControl
 from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.one_beginning import refuse_beginnings_that_differ
+from lit_stable.callbacks.positions import merge_ranges
 from lit_stable.callbacks.safe_checkpoints import KEY
+from lit_stable.data.another_order import another_order
 from lit_stable.module import GPTModule
 from lit_stable.run.beginnings import beginning_of, write_beginning
 from lit_stable.run.branch import (
@@ -224,3 +226,8 @@ class Session(Callback):
         for line in self._differences:
             if not line.startswith(SCHEDULE):  # the module tells of it
                 say(f"changed since the checkpoint: {line}")
+        place = checkpoint.get("callbacks", {}).get(Progress.of(trainer).state_key)
+        if place is not None and not self._weights_alone:
+            told = another_order(self._differences, place["samples"], merge_ranges(place["dropped"]))
+            if told is not None:
+                say(told)

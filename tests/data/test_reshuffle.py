@@ -45,6 +45,24 @@ def test_a_point_behind_the_run_is_refused_unless_it_was_known_there(known):
         settle({"5 steps": 7, "9 steps": 7}, known, before, 60, [])
 
 
+DROPPED = [(44, 56)]
+
+
+def test_a_new_order_that_would_bring_dropped_data_back_is_refused_with_the_first_point_that_does_not():
+    """Drops are positions: in another order other samples stand there, and those that were dropped come elsewhere."""
+    sentence = r"reshuffle=\{4 steps: 7\}: lies before stream positions 44 to 55, .*, 44 samples or later\."
+    with pytest.raises(ValueError, match=sentence):
+        settle({"4 steps": 7}, [], before, 40, DROPPED, dropped_before=DROPPED)
+    assert settle({"44 samples": 7}, [], before, 40, DROPPED, dropped_before=DROPPED) == [Settled("44 samples", 7, 56)]
+    assert settle({"5 steps": 7}, [], before, 40, DROPPED, dropped_before=DROPPED) == [Settled("5 steps", 7, 62)]
+
+
+def test_what_was_dropped_in_the_new_order_is_not_brought_back_by_it():
+    known = [Settled("4 steps", 7, 40)]  # a checkpoint knows also of those that lie ahead
+    assert settle({"4 steps": 7}, known, before, 30, DROPPED, dropped_before=DROPPED) == known
+    assert settle({"4 steps": 7}, [], before, 0, DROPPED) == known  # both are of one recipe, from its beginning
+
+
 def test_all_that_are_no_requests_are_told():
     assert parse_marks({"1k steps": 1, "2_000 samples": 0}) == {(1000, "steps"): 1, (2000, "samples"): 0}
     with pytest.raises(

@@ -59,6 +59,20 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_what_a_run_has_dropped_does_not_come_back_in_another_order(tmp_path):
+    recipe = write_recipe(tmp_path, checkpoints__keep_last=9)
+    words = ["--config", recipe, "--trainer.max_steps", "4", "--data.skip_steps", "[4]"]
+    assert command("fit", *words).code == 0
+    words += ["--ckpt_path", f"{tmp_path / 'runs' / 'tiny' / '0001'}@2"]
+    for change, sentence in [
+        (["--data.seed_data", "2"], "data.seed_data: 1 -> 2: puts other samples at stream positions"),
+        (["--data.order.reshuffle", "{2 steps: 5}"], "data.order.reshuffle={2 steps: 5}: lies before stream positions"),
+    ]:
+        done = command("fit", *words, *change)
+        assert (done.code, sentence in done.err) == (2, True), done.err
+        assert "Traceback" not in done.err
+
+
 def test_a_resume_that_changes_the_run_is_a_branch_and_leaves_its_parent_as_it_was(tmp_path):
     recipe = write_recipe(tmp_path, checkpoints__keep_last=9)
     assert command("fit", "--config", recipe, "--trainer.max_steps", "4").code == 0
@@ -69,6 +83,7 @@ def test_a_resume_that_changes_the_run_is_a_branch_and_leaves_its_parent_as_it_w
     assert done.code == 0, done.err
     assert f"run folder: {branch}" in done.out
     assert f"a branch of {parent} at step 4\n" in done.out
+    assert "another order of samples from here on (data.seed_data): of an epoch" in done.out
     assert read_parent(branch) == Parent("../0001", 4, ["trainer.max_steps: 4 -> 5", "data.seed_data: 1 -> 2"])
     # The branch goes on as one run, and a checkpoint in the middle of the parent begins another.
     assert "nothing to do" in command("fit", *words).out

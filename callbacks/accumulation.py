@@ -108,7 +108,7 @@ class AccumulationWindows(StabilityCallback):
 
     def __init__(self, global_batch: int, micro_batch: int, average_over: AverageOver = "micro_batches") -> None:
         refuse_all(
-            f"`AccumulationWindows({name}={value})`: must be at least 1."
+            f"`{type(self).__name__}({name}={value})`: must be at least 1."
             for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch))
             if value < 1
         )

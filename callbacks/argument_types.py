@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -47,9 +48,10 @@ def judges_arguments(
 
         @functools.wraps(init)  # so that its signature stays in sight
         def judged(self: Any, *args: Any, **kwargs: Any) -> None:
-            try:
+            bound = None
+            with contextlib.suppress(TypeError):  # not its arguments, which Python itself refuses, in its own words
                 bound = signature.bind(self, *args, **kwargs)
-            except TypeError:  # not its arguments, which Python itself refuses
+            if bound is None:
                 return init(self, *args, **kwargs)
             given = bound.arguments
             hints = {name: hint for name, hint in _hints(annotated).items() if _is_one(signature, name, given)}

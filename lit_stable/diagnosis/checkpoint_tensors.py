@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
@@ -17,7 +18,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from lit_stable.callbacks.safe_checkpoints import KEY
+
 WEIGHT = "weight"  # the role of what is no optimizer state
+_GROUP = re.compile(r"optimizer_(\d+)\.param_groups\.(\d+)\.weight_decay")  # in a sharded checkpoint
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class CheckpointTensors:
     global_step: int | None
     eps: list[float]
     """Of the optimizers' groups, where they have one."""
+    undecayed: frozenset[str] = frozenset()
+    """Parameters that are known to stand in a group without weight decay."""
 
     def weights(self) -> Iterator[Entry]:
         """Parameters and buffers."""
@@ -90,9 +96,11 @@ def _load(path: Path, trust: bool) -> Any:
 def _open_content(path: Path, content: dict[str, Any]) -> CheckpointTensors:
     weights = content.get("state_dict", content if "optimizer_states" not in content else {})
     entries = [Entry(name, WEIGHT, partial(_same, t)) for name, t in weights.items() if isinstance(t, Tensor)]
-    eps = []
+    eps, decays = [], dict[tuple[int, int], Any]()
     for index, optimizer in enumerate(content.get("optimizer_states", [])):
-        eps += [group["eps"] for group in optimizer.get("param_groups", []) if "eps" in group]
+        groups = optimizer.get("param_groups", [])
+        eps += [group["eps"] for group in groups if "eps" in group]
+        decays |= {(index, number): group.get("weight_decay") for number, group in enumerate(groups)}
         for parameter, state in optimizer.get("state", {}).items():
             name = parameter if isinstance(parameter, str) else f"optimizer {index}, parameter {parameter}"
             entries += [
@@ -103,7 +111,15 @@ def _open_content(path: Path, content: dict[str, Any]) -> CheckpointTensors:
     if not entries:
         raise ValueError(f"{path}: holds no tensors under state_dict or optimizer_states.")
     step = content.get("global_step")
-    return CheckpointTensors(path, entries, step if isinstance(step, int) else None, eps)
+    return CheckpointTensors(path, entries, step if isinstance(step, int) else None, eps, _undecayed(content, decays))
+
+
+def _undecayed(checkpoint: Any, decays: dict[tuple[int, int], Any]) -> frozenset[str]:
+    """By decay of (optimizer, group), and the names that `SafeCheckpoints` saves of each; a foreign one has none."""
+    own = checkpoint.get(KEY) if isinstance(checkpoint, dict) else None
+    saved = own.get("parameters", []) if isinstance(own, dict) else []
+    groups = {(i, j): names for i, optimizer in enumerate(saved) for j, names in enumerate(optimizer or [])}
+    return frozenset(name for place, decay in decays.items() if decay == 0 for name in groups.get(place, []))
 
 
 def _read(path: Path, state: dict[str, Any]) -> None:
@@ -118,11 +134,11 @@ def _same(tensor: Tensor) -> Tensor:
 
 def _open_folder(path: Path, trust: bool) -> CheckpointTensors:
     stored = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    entries, eps = [], []
+    entries, options = [], []
     for key, kind in stored.items():
         if not isinstance(kind, TensorStorageMetadata):
-            if key.endswith(".eps"):
-                eps.append(key)
+            if key.endswith(".eps") or _GROUP.fullmatch(key):
+                options.append(key)
             continue
         place, _, rest = key.partition(".")
         read = partial(_read_piecewise, path, key, kind)
@@ -131,12 +147,15 @@ def _open_folder(path: Path, trust: bool) -> CheckpointTensors:
         elif rest.startswith("state."):
             name, _, role = rest.removeprefix("state.").rpartition(".")
             entries.append(Entry(name, role, read))
-    values: dict[str, Any] = dict.fromkeys(eps)
+    values: dict[str, Any] = dict.fromkeys(options)
     if values:
         _read(path, values)
+    eps = [float(value) for key, value in values.items() if key.endswith(".eps")]
+    places = {_GROUP.fullmatch(key): value for key, value in values.items()}
+    decays = {(int(match[1]), int(match[2])): value for match, value in places.items() if match}
     meta = path / "meta.pt"
-    step = _load(meta, trust).get("global_step") if meta.exists() else None
-    return CheckpointTensors(path, entries, step, [float(value) for value in values.values()])
+    rest = _load(meta, trust) if meta.exists() else {}
+    return CheckpointTensors(path, entries, rest.get("global_step"), eps, _undecayed(rest, decays))
 
 
 def _read_piecewise(path: Path, key: str, kind: TensorStorageMetadata) -> Tensor:

@@ -54,10 +54,10 @@ def _gains(checkpoint: CheckpointTensors) -> Iterator[str]:
         )
     for name, gain in gains:
         mean, spread = float(gain.double().mean()), float(gain.double().std(correction=0))
-        if steps and 0 < mean < 0.98 and spread < 0.25 * (1 - mean):
+        if name not in checkpoint.undecayed and steps and 0 < mean < 0.98 and spread < 0.25 * (1 - mean):
             yield (
                 f"{name}: its gains shrank alike, to {mean:.4g} with a spread of {spread:.2g}, as weight decay alone"
-                f" does (1 - lr x decay = {mean ** (1 / steps):.8g} a step); leave norms out of decay"
+                f" would make them (1 - lr x decay = {mean ** (1 / steps):.8g} a step); leave norms out of decay"
             )
 
 

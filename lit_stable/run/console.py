@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from typing import Any
 
 from lit_stable.callbacks.base import rank_zero_only
 
@@ -28,11 +29,25 @@ def quiet_lightning() -> None:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for message in _BESIDE_THE_POINT:
         warnings.filterwarnings("ignore", message)
+    _show_our_warnings_as_sentences()
 
 
 def _is_ours_or_serious(record: logging.LogRecord) -> bool:
     origin = Path(record.pathname).resolve()
     return record.levelno >= logging.WARNING or bool({_PACKAGE, _CALLBACKS} & set(origin.parents))
+
+
+def _show_our_warnings_as_sentences() -> None:
+    """Without the file, the line and its source, which say nothing to whoever trains; others' stay as they are."""
+    others = warnings.formatwarning
+    if others.__name__ == "format_warning":
+        return
+
+    def format_warning(message: Any, category: Any, filename: str, lineno: int, line: str | None = None) -> str:
+        is_ours = {_PACKAGE, _CALLBACKS} & set(Path(filename).resolve().parents)
+        return f"{message}\n" if is_ours else others(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
 
 
 @rank_zero_only

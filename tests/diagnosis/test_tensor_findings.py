@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, quiet_trainer
+from torch.distributed.checkpoint import save
 
 from lit_stable.diagnosis.checkpoint_page import compare, inspect
 from lit_stable.diagnosis.checkpoint_tensors import open_checkpoint
@@ -42,6 +43,31 @@ def test_gains_that_decay_has_shrunk_are_named_with_the_rate(tmp_path: Path) -> 
     assert "ln_1.weight: its gains shrank alike, to 0.8869" in shown
     assert shown.count("shrank alike") == 1
     assert "1 - lr x decay = 0.99999" in shown
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+def test_gains_of_a_group_without_decay_shrank_for_another_reason(tmp_path: Path, decay: float) -> None:
+    groups = [{"weight_decay": 0.1, "params": [0]}, {"weight_decay": decay, "params": [1]}]
+    content = {
+        "state_dict": {"w": torch.ones(8, 8), "norm.weight": torch.full((8,), 0.8639)},
+        "optimizer_states": [{"state": {}, "param_groups": groups}],
+        "lit_stable": {"parameters": [[["w"], ["norm.weight"]]]},
+        "global_step": 300,
+    }
+    torch.save(content, tmp_path / "a.ckpt")
+    assert ("norm.weight: its gains shrank alike" in page(tmp_path / "a.ckpt")) == (decay > 0)
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+def test_the_groups_of_a_sharded_checkpoint_are_known_too(tmp_path: Path, decay: float) -> None:
+    state = {
+        "state_dict": {"norm.weight": torch.full((8,), 0.8639)},
+        "optimizer_0": {"param_groups": [{"weight_decay": 0.1, "eps": 1e-8}, {"weight_decay": decay, "eps": 1e-8}]},
+    }
+    save(state, checkpoint_id=str(tmp_path / "a.ckpt"), no_dist=True)
+    meta = {"global_step": 300, "lit_stable": {"parameters": [[["w"], ["norm.weight"]]]}}
+    torch.save(meta, tmp_path / "a.ckpt" / "meta.pt")
+    assert ("norm.weight: its gains shrank alike" in page(tmp_path / "a.ckpt")) == (decay > 0)
 
 
 def test_what_is_not_finite_is_counted(tmp_path: Path) -> None:

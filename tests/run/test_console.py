@@ -6,6 +6,7 @@ import warnings
 import pytest
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from lit_stable.callbacks import events
 from lit_stable.run.console import human_bytes, human_count, quiet_lightning, say
 
 
@@ -73,3 +74,11 @@ def test_only_the_listed_warnings_are_silenced(lightnings_log):
         warnings.warn("The 'train_dataloader' does not have many workers which may be slow", stacklevel=1)
         warnings.warn("Something else", stacklevel=1)
     assert [str(warning.message) for warning in seen] == ["Something else"]
+
+
+def test_a_warning_of_ours_is_a_sentence_and_others_say_where_they_come_from(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", lambda *told: f"{told[2]}: {told[0]}\n")
+    quiet_lightning()
+    quiet_lightning()
+    assert warnings.formatwarning("step 20: control", UserWarning, events.__file__, 101) == "step 20: control\n"
+    assert warnings.formatwarning("old", UserWarning, "/elsewhere/x.py", 7) == "/elsewhere/x.py: old\n"

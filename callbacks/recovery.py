@@ -78,7 +78,8 @@ class Recovery(StabilityCallback):
             ``torchrun --max-restarts``, in place of a new fit in the same process.
         after_stop: What a resume does after the ladder has ended the run: ``refuse``, or ``go_on`` with new budgets.
         folder: Of the ledger; ``None``: the run's folder, or the trainer's ``default_root_dir``.
-        action: ``act``, or ``log``: decisions are written down, and the run is bit-identical to one without.
+        action: ``act``, or ``log``: decisions are written down, and the run is bit-identical to one without. Its lines
+            count in the budgets of a run that logs alone; a resume that acts makes the decisions anew.
 
     Raises:
         MisconfigurationException: when rungs or triggers are wrong (all at once), or what a rung needs is not there.
@@ -113,7 +114,7 @@ class Recovery(StabilityCallback):
         self._remedies = Remedies(self.rungs, self.acts)
         self._book, self._overrides = self._remedies.book, self._remedies.overrides
         self._ladder = RecoveryLadder(
-            self.rungs, self.triggers, lambda index: self._remedies.is_spent(index, self._steps)
+            self.rungs, self.triggers, lambda index: self._remedies.is_spent(index, self._steps), self.acts
         )
         self._heard = Heard(self.triggers)
         self._activations: list[float] = []
@@ -179,20 +180,17 @@ class Recovery(StabilityCallback):
             self._book.go_on_in(self._folder(trainer))
         else:
             self._book.begin(trainer, self._folder(trainer), self._steps)
-        if not self.acts:
-            return
-        refuse_data_that_cannot_be_dropped(trainer, self.rungs)
-        if self.standing.stopped is not None:
-            if self.after_stop == "refuse":
-                refuse_after_the_end(self.standing.stopped, self._book.path)
-            self._book.add(trainer, self._steps, "go_on")
-        now = self.standing
-        self._overrides.begin(trainer, pl_module, now, self._seen)
-        if now.pending is not None:
+        if self.acts:
+            refuse_data_that_cannot_be_dropped(trainer, self.rungs)
+            if self.standing.stopped is not None:
+                if self.after_stop == "refuse":
+                    refuse_after_the_end(self.standing.stopped, self._book.path)
+                self._book.add(trainer, self._steps, "go_on")
+            self._overrides.begin(trainer, pl_module, self.standing, self._seen)
+            self._to_pass = self.standing.to_pass
+        if self.standing.pending is not None:  # under `log` too: it is on record, and its target was loaded
             self._book.set_aside(trainer)
-            self._book.add(trainer, self._steps, "begun", done={"branch": now.branch})
-            self._overrides.standing = self.standing
-        self._to_pass = now.to_pass
+            self._book.add(trainer, self._steps, "begun", done={"branch": self.standing.branch})
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self.acts:
@@ -228,7 +226,7 @@ class Recovery(StabilityCallback):
             self._activations = [*self._activations, largest][-KEPT:]
         episode = self._ladder.episode
         log_number(module, "stability/recovery_rung", 0 if episode is None else episode.rung + 1)
-        log_number(module, "stability/recovery_lr_factor", self._overrides.lr_factor)
+        log_number(module, "stability/recovery_lr_factor", self._overrides.lr_factor if self.acts else 1.0)
         log_number(module, "stability/rewinds", len(self.standing.rewinds))
 
     def _note_checkpoint(self, path: Path) -> None:
@@ -248,11 +246,11 @@ class Recovery(StabilityCallback):
 
     def _answer(self, trainer: Trainer, found: Decision | Outcome | None) -> None:
         if isinstance(found, Outcome):
-            done = {"of": found.rung + 1, "result": "recovered"}
+            done = {"of": found.rung + 1, "result": "recovered", **({} if self.acts else {"acted": False})}
             self._book.add(trainer, self._steps, "result", evidence=found.evidence, done=done)
         while isinstance(found, Decision):
             criterion = self._ladder.criterion(found.rung)
-            if self._remedies.rung(found.rung).do == "stop":
+            if self.acts and self._remedies.rung(found.rung).do == "stop":
                 self._ladder.end()
             may_rewind = self.is_driven or self.restart
             why_not = self._remedies.take(trainer, self._steps, found, criterion, may_rewind)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import checkpoint_files as files
 from .base import rank_zero_info, rank_zero_warn
 from .recovery_ledger import FILE, Entry, append, of_run, read_ledger
-from .recovery_standing import Saved, Standing, path_of, relative, since_go_on, standing, times_taken
+from .recovery_standing import Saved, Standing, logged_factor, path_of, relative, since_go_on, standing, times_taken
 from .safe_checkpoints import SafeCheckpoints, wait_for_saves
 
 if TYPE_CHECKING:
@@ -42,9 +42,13 @@ class RecoveryBook:
         """What follows from the lines."""
         return standing(self.entries)
 
-    def times_taken(self, rung: int, step: int) -> int:
+    def times_taken(self, rung: int, step: int, with_logged: bool) -> int:
         """How often a rung, counted from 1, was taken before a step of this branch; see :func:`times_taken`."""
-        return times_taken(self.entries, rung, self.now.branch, step)
+        return times_taken(self.entries, rung, self.now.branch, step, with_logged)
+
+    def logged_factor(self, step: int) -> float:
+        """What a dry run would have made of the learning rate before a step of this branch."""
+        return logged_factor(self.entries, self.now.branch, step)
 
     def begin(self, trainer: Trainer, folder: Path, step: int) -> None:
         """Start a run of no history, and keep its lines in a folder."""

@@ -29,6 +29,8 @@ class Episode:
     level: float
     """Loss to come back to."""
     spread: float
+    made: int = -1
+    """The highest rung that was not only logged; -1: none."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,23 @@ class RecoveryLadder:
         rungs: Lowest first.
         triggers: Kind of event -> rung.
         spent: Index of a rung -> whether it cannot be taken any more.
+        acts: False: decisions are only logged, and one that acts and goes on from there makes them anew.
     """
 
     def __init__(
-        self, rungs: Sequence[Rung], triggers: Mapping[str, str | int], spent: Callable[[int], bool] = lambda _: False
+        self,
+        rungs: Sequence[Rung],
+        triggers: Mapping[str, str | int],
+        spent: Callable[[int], bool] = lambda _: False,
+        acts: bool = True,
     ) -> None:
-        self.rungs = list(rungs)
+        self.rungs, self._acts = list(rungs), acts
         self._starts = {kind: place_of(where, rungs) for kind, where in triggers.items()}
         self._spent = spent
         self.band = LossBand()
         self.episode: Episode | None = None
         self._last_cut: int | None = None
+        self._made_cut: int | None = None  # the last that was not only logged
 
     def observe(self, step: int, loss: float | None, events: Sequence[Event] = ()) -> Decision | Outcome | None:
         """Take in a step's loss, if it had one, and what was found in the run at it; at most one thing follows."""
@@ -87,7 +95,7 @@ class RecoveryLadder:
         if self.episode is None:
             return self._begin(troubles) if troubles else None
         worst = max(troubles, key=self._start, default=None)
-        if worst is not None and self._start(worst) > self.episode.rung:
+        if worst is not None and self._start(worst) > self._stands(self.episode):
             return self._climb(step, self._start(worst), worst.kind, worst.evidence)
         return self._watch(step, self.episode)
 
@@ -95,6 +103,10 @@ class RecoveryLadder:
         start = self._starts[event.kind]
         assert start is not None
         return start
+
+    def _stands(self, now: Episode) -> int:
+        """The rung that was taken last, or the one below that where the trouble begins."""
+        return max(now.made, (self._starts[now.why] or 0) - 1) if self._acts else now.rung
 
     def _begin(self, troubles: Sequence[Event]) -> Decision | None:
         worst = max(troubles, key=self._start)
@@ -109,24 +121,27 @@ class RecoveryLadder:
         while rung < len(self.rungs) and self._spent(rung):
             rung += 1
         self.episode.rung, self.episode.since = rung, step
+        if self._acts:
+            self.episode.made = rung
         self.band.forget_recent()
         here = self.rungs[rung] if rung < len(self.rungs) else None
         if here is not None and here.do == "lr":
             if self._last_cut is not None and step - self._last_cut < here.cooldown:
                 return None  # the cut before may still help; the rung's patience runs
             self._last_cut = step
+            self._made_cut = step if self._acts else self._made_cut
         return Decision(step, rung, self.episode.first_bad, why, dict(evidence))
 
     def _watch(self, step: int, now: Episode) -> Decision | Outcome | None:
-        if now.rung >= len(self.rungs):
-            return None
-        rung = self.rungs[now.rung]
+        rung = self.rungs[min(now.rung, len(self.rungs) - 1)]
         if self.band.is_inside(rung.within, now.level, now.spread):
             self.episode = None
             return Outcome(step, now.rung, {"level": now.level, "steps": step - now.first_bad + 1})
-        if step - now.since < rung.steps:
+        stands = self._stands(now)
+        is_the_end = rung.do == "stop" or now.rung >= len(self.rungs)  # of a run that acts; a dry run watches on
+        if stands == now.rung and (is_the_end or step - now.since < rung.steps):
             return None
-        return self._climb(step, now.rung + 1, now.why, {"not_back_after": step - now.since, "level": now.level})
+        return self._climb(step, stands + 1, now.why, {"not_back_after": step - now.since, "level": now.level})
 
     def refuse(self, decision: Decision) -> Decision | None:
         """Go on to the next rung, since this one could not be taken."""
@@ -149,10 +164,14 @@ class RecoveryLadder:
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and dicts."""
         episode = None if self.episode is None else asdict(self.episode)
-        return {"band": self.band.state_dict(), "episode": episode, "last_cut": self._last_cut}
+        cuts = {"last_cut": self._last_cut, "made_cut": self._made_cut}
+        return {"band": self.band.state_dict(), "episode": episode, **cuts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore."""
         self.band.load_state_dict(state["band"])
-        self.episode = None if state["episode"] is None else Episode(**state["episode"])
-        self._last_cut = state["last_cut"]
+        episode = state["episode"]
+        # Older states do not tell what was only logged: all of it is taken for done, as it was then.
+        self.episode = None if episode is None else Episode(**{"made": episode["rung"], **episode})
+        self._made_cut = state.get("made_cut", state["last_cut"])
+        self._last_cut = self._made_cut if self._acts else state["last_cut"]

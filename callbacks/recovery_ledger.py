@@ -29,7 +29,7 @@ class Entry:
     run: str
     """Whose history it belongs to; checkpoints carry the same word."""
     branch: int
-    """How many rewinds came before it."""
+    """How many rewinds came before it that were made."""
     step: int
     """Optimizer step after which it was written, counted from 1."""
     action: str
@@ -51,7 +51,13 @@ class Entry:
     @property
     def key(self) -> tuple[Any, ...]:
         """What a run that repeats its steps after a kill would write once more."""
-        return self.branch, self.step, self.action, self.done.get("rung"), self.done.get("path"), self.done.get("of")
+        told = tuple(self.done.get(name) for name in ("rung", "path", "of"))
+        return self.branch, self.step, self.action, *told, self.is_done
+
+    @property
+    def is_done(self) -> bool:
+        """False: a run under ``action: log`` has told it, and nothing was done."""
+        return self.done.get("acted") is not False
 
     def sentence(self) -> str:
         """For people, on one line."""

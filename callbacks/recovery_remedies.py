@@ -47,8 +47,12 @@ class Remedies:
     def is_spent(self, index: int, step: int) -> bool:
         """Whether a rung may not be taken after a step."""
         rung = self.rungs[index]
-        at_floor = rung.do == "lr" and self.overrides.lr_factor <= rung.floor
-        return at_floor or self.book.times_taken(index + 1, step) >= rung.limit
+        at_floor = rung.do == "lr" and self._lr_factor(step) <= rung.floor
+        return at_floor or self.book.times_taken(index + 1, step, with_logged=not self.acts) >= rung.limit
+
+    def _lr_factor(self, step: int) -> float:
+        """What the learning rate is multiplied by; in a dry run, what it would be."""
+        return self.overrides.lr_factor * (1.0 if self.acts else self.book.logged_factor(step))
 
     def take(
         self, trainer: Trainer, step: int, decision: Decision, criterion: str | None, may_rewind: bool
@@ -75,7 +79,7 @@ class Remedies:
         if rung.do == "skip":
             done |= {"until": step + rung.skip_steps}
         elif rung.do == "lr":
-            done |= {"factor": max(rung.floor / self.overrides.lr_factor, rung.factor)}
+            done |= {"factor": max(rung.floor / self._lr_factor(step), rung.factor)}
         if criterion:
             done |= {"criterion": criterion}
         self.book.add(trainer, step, rung.do, why=decision.why, evidence=decision.evidence, done=done)
@@ -100,12 +104,15 @@ class Remedies:
             done |= {"dropped": [list(self._window(trainer, step, first, rung.after))]}
         if rung.reshuffle:
             done |= {"reshuffled": [self._new_order(trainer, step, done.get("dropped", []))]}
+        branch = self.book.now.branch
         on_disk = self.book.add(trainer, step, "rewind", why=decision.why, evidence=decision.evidence, done=done)
         if not self.acts:
             return None
         if not on_disk:
             self.book.forget_last()
             return {"no_rewind": f"{self.book.path} cannot be written"}
+        if self.book.now.branch == branch:  # else the next fit would drop nothing, and step back for ever
+            return {"no_rewind": "its line is not in effect"}
         self.book.set_aside(trainer)
         raise Rewind(step, target.step, path_of(self.book.folder, target.path))
 

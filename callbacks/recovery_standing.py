@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,7 +79,7 @@ def standing(entries: Iterable[Entry]) -> Standing:
 
 
 def _take(now: Standing, entry: Entry) -> None:
-    if entry.done.get("acted") is False:  # `action: log`
+    if not entry.is_done:
         return
     if entry.action == "checkpoint":
         now.saved = [s for s in now.saved if s.path != entry.done["path"]]
@@ -105,14 +106,25 @@ def since_go_on(entries: Sequence[Entry]) -> Sequence[Entry]:
     return entries[after[-1] :] if after else entries
 
 
-def times_taken(entries: Sequence[Entry], rung: int, branch: int, step: int) -> int:
-    """How often a rung, counted from 1, was taken before ``step`` of ``branch``.
+def times_taken(entries: Sequence[Entry], rung: int, branch: int, step: int, with_logged: bool = False) -> int:
+    """How often a rung, counted from 1, was taken before ``step`` of ``branch``; ``with_logged``: or would have been.
 
     A run that repeats its steps after a kill comes by lines that it has written already: those of later steps of the
     branch it is in must not count against it.
     """
-    taken = [e for e in since_go_on(entries) if e.done.get("rung") == rung and e.action != "stop"]
-    return sum(e.branch != branch or e.step < step for e in taken)
+    before = _before(since_go_on(entries), branch, step)
+    taken = [e for e in before if e.done.get("rung") == rung and e.action != "stop"]
+    return sum(with_logged or e.is_done for e in taken)
+
+
+def logged_factor(entries: Sequence[Entry], branch: int, step: int) -> float:
+    """What a dry run would have made of the learning rate before ``step`` of ``branch``."""
+    told = [e for e in _before(entries, branch, step) if not e.is_done]
+    return math.prod(float(e.done.get("factor", 1.0)) for e in told)
+
+
+def _before(entries: Iterable[Entry], branch: int, step: int) -> list[Entry]:
+    return [e for e in entries if e.branch != branch or e.step < step]
 
 
 def is_the_same_window(previous: Entry, first_bad: int) -> bool:

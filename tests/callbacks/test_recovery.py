@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -40,6 +41,7 @@ from lit_stable.callbacks import (
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.branch_end import newest_of_branch
 from lit_stable.callbacks.events import Event
+from lit_stable.callbacks.recovery_book import RecoveryBook
 from lit_stable.callbacks.recovery_exit import RecoveryStopped, Rewind
 from lit_stable.callbacks.recovery_ledger import FILE
 
@@ -340,9 +342,84 @@ def test_only_logging_writes_the_decisions_and_changes_no_bit(tmp_path: Path) ->
     recovery = Recovery(rungs, {"spike": "wait"}, action="log")
     make_trainer(tmp_path, 40, trouble(*range(20, 40, 3)), recovery=recovery).fit(logged, Data())
     assert_same_bits(plain.state_dict(), logged.state_dict())
-    found = ledger_lines(tmp_path, "wait", "lr", "rewind", "stop")[:4]
-    assert [e.action for e in found] == ["wait", "lr", "rewind", "stop"]
+    found = ledger_lines(tmp_path, "wait", "lr", "rewind", "stop")
+    assert [e.action for e in found] == ["wait", "lr", "rewind", "stop"], "trouble that is not over is told once"
     assert not any(e.done["acted"] for e in found)
+
+
+def fits_of_at_most(count: int) -> Watch:
+    """Ends a test whose run steps back without end."""
+    left = itertools.count(count, -1)
+    return Watch("on_train_start", lambda *_: None if next(left) else pytest.fail("it steps back for ever"))
+
+
+ONE_REWIND: list[dict[str, Any]] = [{"do": "rewind", "before": 1, "after": 1, "max_times": 1}, {"do": "stop"}]
+
+
+@pytest.mark.parametrize("resumed", [15, 20], ids=["before_the_trouble", "within_it"])
+def test_what_was_only_logged_is_done_by_a_resume_that_acts(tmp_path: Path, resumed: int) -> None:
+    poisoned = poison(17)
+    dry = Recovery(ONE_REWIND, {"not_finite": "rewind"}, action="log")
+    make_trainer(tmp_path, 25, recovery=dry).fit(Module(poisoned), Data())
+    assert [(e.step, e.done["acted"]) for e in ledger_lines(tmp_path, "rewind", "stop")] == [(17, False)]
+    module, recovery = Module(poisoned), Recovery(ONE_REWIND, {"not_finite": "rewind"})
+    trainer = make_trainer(tmp_path, 30, fits_of_at_most(2), recovery=recovery)
+    fit_with_recovery(trainer, module, Data(), ckpt_path=tmp_path / f"step-{resumed}.ckpt")
+    done = [(e.step, e.done["to"]) for e in ledger_lines(tmp_path, "rewind", "stop") if e.done["acted"]]
+    assert done == [(17 if resumed == 15 else 21, 15)]
+    ids = ids_by_the_ledger(tmp_path / FILE, 1, 30)
+    assert [module.ids[step] for step in range(16, 31)] == ids[15:]
+    assert_same_bits(module.state_dict(), clean_run(tmp_path / "clean", ids).state_dict())
+
+
+def test_a_ladder_that_was_only_logged_to_its_end_ends_a_run_that_acts(tmp_path: Path) -> None:
+    def recovery(**options: Any) -> Recovery:
+        return Recovery([{"do": "wait", "steps": 5}, {"do": "stop"}], {"not_finite": "stop"}, **options)
+
+    make_trainer(tmp_path, 25, recovery=recovery(action="log")).fit(Module(poison(17)), Data())
+    assert [(e.step, e.done["acted"]) for e in ledger_lines(tmp_path, "stop")] == [(17, False)]
+    for path in ("step-15.ckpt", "step-20.ckpt"):
+        trainer = make_trainer(tmp_path, 30, recovery=recovery(after_stop="go_on"))
+        with pytest.raises(RecoveryStopped, match=f"step {17 if '15' in path else 21}: stop because of not finite"):
+            fit_with_recovery(trainer, Module(poison(17)), Data(), ckpt_path=tmp_path / path)
+
+
+def test_a_cut_that_was_only_logged_counts_neither_for_floor_nor_cooldown_nor_budget(tmp_path: Path) -> None:
+    rungs = [{"do": "lr", "factor": 0.5, "floor": 0.3, "cooldown": 8, "max_times": 2, "steps": 5}, {"do": "stop"}]
+    rates: dict[int, float] = {}
+    watch = Watch("on_train_batch_end", lambda t, *_: rates.update({t.global_step: EffectiveLR.of(t).used["lr"][0]}))
+    for action, steps, path in (("log", 30, None), ("act", 40, tmp_path / "step-30.ckpt")):
+        recovery = Recovery(rungs, {"spike": "lr"}, action=action)  # type: ignore[arg-type]
+        watched = [watch] if action == "act" else []
+        trainer = make_trainer(tmp_path, steps, trouble(10, 20, 29, 36), *watched, recovery=recovery)
+        with contextlib.suppress(RecoveryStopped):
+            fit_with_recovery(trainer, Module(), Data(), ckpt_path=path)
+    lines = [(e.step, e.action, e.done["acted"], e.done.get("factor")) for e in ledger_lines(tmp_path, "lr", "stop")]
+    assert lines[:3] == [(10, "lr", False, 0.5), (20, "lr", False, 0.6), (29, "stop", False, None)]
+    assert lines[3] == (31, "lr", True, 0.5), "the trouble that the dry run has left is answered at once"
+    assert (rates[31], rates[32]) == pytest.approx((0.01, 0.005))
+
+
+def test_a_rewind_whose_line_is_not_in_effect_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the next fit would drop nothing, come by the same data, and step back for ever."""
+    add = RecoveryBook.add
+
+    def all_but_rewinds(book: RecoveryBook, trainer: Trainer, step: int, action: str, **fields: Any) -> bool:
+        return action == "rewind" or add(book, trainer, step, action, **fields)
+
+    monkeypatch.setattr(RecoveryBook, "add", all_but_rewinds)
+    with pytest.raises(RecoveryStopped, match="its line is not in effect"):
+        fit_with_recovery(make_trainer(tmp_path, 30, fits_of_at_most(1)), Module(poison(17)), Data())
+    assert (tmp_path / "step-15.ckpt").exists()
+
+
+def test_a_rewind_that_had_not_begun_begins_under_log_too(tmp_path: Path) -> None:
+    """Or a restart would go back to its target again and again."""
+    with pytest.raises(Rewind):
+        make_trainer(tmp_path, 30, recovery=Recovery(RUNGS, restart=True)).fit(Module(poison(22)), Data())
+    trainer = make_trainer(tmp_path, 28, recovery=Recovery(RUNGS, action="log"))
+    fit_with_recovery(trainer, Module(poison(22)), Data(), ckpt_path="auto")
+    assert newest_of_branch(tmp_path) == tmp_path / "step-25.ckpt"
 
 
 # -- going on after a kill -------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ RUNGS: list[dict[str, Any]] = [
 TRIGGERS: dict[str, str | int] = {"spike": "wait", "surge": "lr", "not_finite": 3, "slow_divergence": "wait"}
 
 
-def ladder(spent: Any = lambda rung: False) -> RecoveryLadder:
-    return RecoveryLadder(check(RUNGS, TRIGGERS), TRIGGERS, spent)
+def ladder(spent: Any = lambda rung: False, acts: bool = True) -> RecoveryLadder:
+    return RecoveryLadder(check(RUNGS, TRIGGERS), TRIGGERS, spent, acts)
 
 
 class Run:
@@ -143,3 +143,52 @@ def test_its_state_goes_on_in_mid_trouble() -> None:
     second.show([9.0] * 4)
     assert second.ladder.state_dict() == straight.ladder.state_dict()
     assert second.show([9.0] * 40) == straight.show([9.0] * 40)
+
+
+def resumed(first: Run, acts: bool) -> Run:
+    """The same run, gone on with."""
+    second = Run(ladder(acts=acts), healthy=0)
+    second.ladder.load_state_dict(first.ladder.state_dict())
+    second.step = first.step
+    return second
+
+
+def test_what_a_dry_run_has_said_is_done_by_one_that_acts_from_where_the_trouble_begins() -> None:
+    dry = Run(ladder(acts=False))
+    assert dry.show([9.0] * 23, "spike") == [(21, "take", 0), (31, "take", 1), (41, "take", 2)]
+    assert resumed(dry, acts=False).show([9.0] * 9)[:1] == [(51, "take", 3)], "the dry run itself goes on"
+    assert resumed(dry, acts=True).show([9.0] * 11) == [(44, "take", 0), (54, "take", 1)]
+    assert resumed(dry, acts=True).show([math.nan], "not_finite") == [(44, "take", 2)], "unless there is worse"
+    assert resumed(dry, acts=True).show([9.0], "surge") == [(44, "take", 1)]
+
+
+def test_what_was_done_before_a_dry_run_is_not_done_again() -> None:
+    first = Run()
+    first.show([9.0] * 3, "spike")
+    dry = resumed(first, acts=False)
+    assert resumed(dry, acts=True).show([9.0] * 8) == [(31, "take", 1)], "the dry run has said nothing yet"
+    dry.show([9.0] * 20)
+    assert resumed(dry, acts=True).show([9.0]) == [(44, "take", 1)], "the wait was real, the cut was not"
+
+
+def test_a_cut_that_was_only_said_has_no_cooldown() -> None:
+    dry = Run(ladder(acts=False))
+    dry.show([3.0] * 6, "surge")
+    assert resumed(dry, acts=True).show([9.0], "surge") == [(27, "take", 1)]
+    assert resumed(dry, acts=False).show([9.0], "surge") == []
+
+
+def test_a_dry_run_says_the_end_once_and_watches_whether_the_trouble_ends_by_itself() -> None:
+    dry = Run(ladder(acts=False))
+    assert dry.show([9.0] * 200, "spike")[-1] == (51, "take", 3)
+    assert dry.show([3.0] * 6) == [(223, "over", 3)]
+
+
+def test_the_state_of_before_dry_runs_were_told_apart_means_what_it_meant() -> None:
+    first = Run()
+    first.show([9.0] * 12, "spike")
+    state = first.ladder.state_dict()
+    del state["made_cut"], state["episode"]["made"]
+    second = Run(healthy=0)
+    second.ladder.load_state_dict(state)
+    assert second.ladder.state_dict() == first.ladder.state_dict()

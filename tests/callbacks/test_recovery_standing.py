@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lit_stable.callbacks.recovery_ledger import Entry
-from lit_stable.callbacks.recovery_standing import relative, standing, targets, times_taken
+from lit_stable.callbacks.recovery_standing import logged_factor, relative, standing, targets, times_taken
 
 
 class Lines(list[Entry]):
@@ -72,7 +72,16 @@ def test_what_was_only_logged_changes_nothing() -> None:
     ledger.add(46, "stop", acted=False)
     now = standing(ledger)
     assert (now.branch, now.dropped, now.pending, now.stopped) == (0, [], None, None)
-    assert times_taken(ledger, 3, branch=0, step=50) == 1, "and yet it is bounded"
+    assert times_taken(ledger, 3, branch=0, step=50) == 0
+    assert times_taken(ledger, 3, branch=0, step=50, with_logged=True) == 1, "a dry run is bounded as well"
+
+
+def test_what_a_dry_run_would_have_made_of_the_rate_is_told_apart_from_what_was_made() -> None:
+    ledger = lines()
+    ledger.add(41, "lr", rung=2, acted=True, factor=0.5)
+    ledger.add(45, "lr", rung=2, acted=False, factor=0.8)
+    ledger.rewind(50, to=20, acted=False, factor=0.5)
+    assert [logged_factor(ledger, branch=0, step=step) for step in (45, 46, 51)] == pytest.approx([1.0, 0.8, 0.4])
 
 
 def test_the_end_holds_until_somebody_goes_on() -> None:

@@ -130,7 +130,8 @@ def ids_by_the_ledger(ledger: Path, seed: int, steps: int, batch: int = BATCH) -
     """What each step of the finished run must have read: a function of the seed and the ledger alone."""
     lines = [line for line in map(_parsed, ledger.read_text().splitlines() if ledger.exists() else []) if line]
     lines = [line for line in lines if line["run"] == lines[-1]["run"]]  # killed before any save it begins anew
-    dropped = {p for line in lines for start, stop in line["done"].get("dropped", []) for p in range(start, stop)}
+    done = [line["done"] for line in lines if line["done"].get("acted", True)]
+    dropped = {p for one in done for start, stop in one.get("dropped", []) for p in range(start, stop)}
     positions = (p for p in range(10**9) if p not in dropped)
     item = items(seed)
     return [[item(next(positions)) for _ in range(batch)] for _ in range(steps)]

@@ -32,7 +32,8 @@ class OptimizerReset(StabilityCallback):
 
     The reset is an event of kind ``optimizer_reset`` (see :class:`~.events.Events`), once in a run.
 
-    ``action="log"``: nothing is changed; when it would have been is printed and logged, and is the event.
+    ``action="log"``: nothing is changed; when it would have been is printed and logged, and is the event. A resume that
+    acts resets then, at ``start`` or at its first step behind it.
 
     Logged at logging steps: ``stability/optimizer_held`` (1 in steps that are held at rate 0, else 0).
 
@@ -73,6 +74,7 @@ class OptimizerReset(StabilityCallback):
         )
         self.start, self.unit, self.hold_steps, self.action = start, unit, hold_steps, action
         self.done: Mark | None = None
+        self._acted = True  # whether `done` was more than a line
         self._nothing_to_do = False
         self._has_learned = False  # whether the optimizers of this fit have stepped or were restored
         self._verify: set[int] = set()  # optimizers, by position, whose next step must find zeros
@@ -111,7 +113,7 @@ class OptimizerReset(StabilityCallback):
         mark = Progress.of(trainer).start
         if self._nothing_to_do or not self.is_due(mark):
             return
-        self.done = mark
+        self.done, self._acted = mark, self.action == "act"
         self._tell(trainer, mark)
         if self.action == "act":
             for index, optimizer in enumerate(trainer.optimizers):
@@ -152,12 +154,15 @@ class OptimizerReset(StabilityCallback):
             "start": self.start,
             "unit": self.unit,
             "done": None if self.done is None else list(self.done),
+            "acted": self._acted,
             "nothing_to_do": self._nothing_to_do,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         same = (state_dict["start"], state_dict["unit"]) == (self.start, self.unit)
-        self.done = Mark(*state_dict["done"]) if same and state_dict["done"] is not None else None
+        self._acted = bool(state_dict.get("acted", True))  # older states do not tell
+        counts = same and (self._acted or self.action == "log")
+        self.done = Mark(*state_dict["done"]) if counts and state_dict["done"] is not None else None
         self._nothing_to_do = same and bool(state_dict["nothing_to_do"])
 
 

@@ -10,10 +10,19 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import CSVLogger
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 
-from lit_stable.callbacks import AccumulationWindows, EffectiveLR, LROverride, OptimizerReset, Progress, SafeCheckpoints
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    EffectiveLR,
+    Events,
+    LROverride,
+    OptimizerReset,
+    Progress,
+    SafeCheckpoints,
+)
 from lit_stable.callbacks import optimizer_reset as module_under_test
 from lit_stable.callbacks.optimizer_reset import largest_state
 from lit_stable.callbacks.optimizer_state import zero_state
+from lit_stable.callbacks.progress import Mark
 
 both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
 
@@ -204,6 +213,45 @@ def test_log_changes_no_bit_and_tells_the_same_event(monkeypatch: pytest.MonkeyP
         "OptimizerReset: would set moments and step counts to zero after 2 steps, 4 samples; learning rate 0 for 2"
         " steps"
     ]
+
+
+@pytest.mark.parametrize("resumed", [2, 4, 6], ids=["before", "within_the_hold", "behind_it"])
+def test_a_reset_that_was_only_logged_is_done_by_a_resume_that_acts(resumed: int, tmp_path: Path) -> None:
+    """As one is that the checkpoint does not know of: at `start`, or behind it at the first step."""
+
+    def run(action: Any, resume: Any, *others: Any) -> Any:
+        reset = [] if action is None else [OptimizerReset(start=3, hold_steps=2, action=action)]
+        trainer = quiet_trainer(*reset, *others, max_steps=6 if resume is None else 10)
+        trainer.fit(TinyModule(), TinyData(), ckpt_path=resume)
+        return trainer
+
+    run("log", None, Progress(), SaveAtSteps(tmp_path / "told"))
+    run(None, None, Progress(), SaveAtSteps(tmp_path / "unknown"))
+    states, told = States(), []
+    hear = Watch("on_train_start", lambda t: Events.of(t).listeners.update(test=told.append))
+    acting = run("act", tmp_path / "told" / f"micro-{resumed}.ckpt", *states.watches, hear)
+    at = max(3, resumed)
+    assert steps_and_moments(states.before[at]) == ({0}, 0.0)
+    assert_same_bits(states.after[at + 2]["weights"], states.before[at]["weights"])
+    assert [(event.step, event.evidence["acted"]) for event in told] == [(at + 1, True)]
+    assert_same_bits(snapshot(acting), snapshot(run("act", tmp_path / "unknown" / f"micro-{resumed}.ckpt")))
+
+
+def test_a_reset_that_was_done_stays_done_over_a_resume_that_logs(tmp_path: Path) -> None:
+    for action, stop, resume in (("act", 4, None), ("log", 6, "a"), ("act", 8, "b")):
+        trainer = quiet_trainer(OptimizerReset(start=2, hold_steps=1, action=action), max_steps=stop)  # type: ignore[arg-type]
+        trainer.fit(TinyModule(), TinyData(), ckpt_path=resume and tmp_path / resume)
+        trainer.save_checkpoint(tmp_path / ("b" if resume else "a"))
+    assert steps_and_moments(snapshot(trainer))[0] == {6}
+
+
+def test_a_state_that_does_not_tell_logged_from_done_means_done() -> None:
+    first, second = OptimizerReset(start=2), OptimizerReset(start=2)
+    first.done = Mark(2, 4, 16)
+    state = first.state_dict()
+    del state["acted"]
+    second.load_state_dict(state)
+    assert second.state_dict() == {**state, "acted": True}
 
 
 def test_logs_which_steps_are_held(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class LRBackoff(StabilityCallback):
         factor: In (0, 1).
         cooldown: Optimizer steps, >= 0.
         floor: All cuts together go no lower than this fraction of the schedule's rate, in [0, 1).
-        action: ``act``, or ``log``: cuts are announced and logged, and not made.
+        action: ``act``, or ``log``: cuts are announced and logged, and not made: not by a resume that acts either.
 
     Raises:
         MisconfigurationException: when a number is out of range.
@@ -69,6 +69,7 @@ class LRBackoff(StabilityCallback):
         self.cooldown, self.floor, self.action = cooldown, floor, action
         self.rate_factor = 1.0
         self._last_cut: int | None = None
+        self._made: tuple[float, int | None] = (1.0, None)  # both of the cuts that were not only logged
         self._events: list[Event] = []  # not answered yet
         self._steps = 0
 
@@ -114,6 +115,8 @@ class LRBackoff(StabilityCallback):
             f" schedule's (was {self.rate_factor:.4g})."
         )
         self.rate_factor, self._last_cut = lower, step
+        if self.action == "act":
+            self._made = lower, step
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -124,8 +127,12 @@ class LRBackoff(StabilityCallback):
 
     def state_dict(self) -> dict[str, Any]:
         waiting = [asdict(event) for event in self._events]
-        return {"factor": self.rate_factor, "last_cut": self._last_cut, "events": waiting}
+        made = dict(zip(("factor", "last_cut"), self._made, strict=True))
+        return {"factor": self.rate_factor, "last_cut": self._last_cut, "made": made, "events": waiting}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.rate_factor, self._last_cut = float(state_dict["factor"]), state_dict["last_cut"]
+        made = state_dict.get("made", state_dict)  # older states do not tell
+        self._made = float(made["factor"]), made["last_cut"]
+        known = made if self.action == "act" else state_dict
+        self.rate_factor, self._last_cut = float(known["factor"]), known["last_cut"]
         self._events = [Event(**event) for event in state_dict["events"]]

@@ -81,6 +81,33 @@ def test_a_cut_survives_a_resume_and_so_does_its_cooldown(tmp_path: Path) -> Non
         assert_same_bits(snapshot(again), snapshot(straight), f"from step {micro}")
 
 
+def test_cuts_that_were_only_logged_are_not_made_by_a_resume_that_acts(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"factor": 0.5, "cooldown": 4, "floor": 0.3}
+    fit(LRBackoff(action="log", **options), spikes(2, 6), SaveAtSteps(tmp_path), steps=8)
+    acting, rates = fit(LRBackoff(**options), spikes(9), resume=tmp_path / "micro-8.ckpt")
+    assert [rates[step] for step in (9, 10, 12)] == pytest.approx([0.05, 0.025, 0.025])
+    assert float(acting.callback_metrics["stability/backoff_factor"]) == 0.5
+    logging, _ = fit(LRBackoff(action="log", **options), spikes(9), resume=tmp_path / "micro-8.ckpt")
+    assert float(logging.callback_metrics["stability/backoff_factor"]) == pytest.approx(0.3), "what it would be"
+
+
+def test_a_cut_that_was_made_is_there_again_behind_a_resume_that_logs(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"factor": 0.5, "cooldown": 6}
+    fit(LRBackoff(**options), spikes(2), SaveAtSteps(tmp_path / "a"), steps=4)
+    logging = LRBackoff(action="log", **options)
+    _, rates = fit(logging, spikes(9), SaveAtSteps(tmp_path / "b"), steps=10, resume=tmp_path / "a" / "micro-4.ckpt")
+    assert (rates[5], logging.rate_factor) == (0.05, 0.25)
+    _, rates = fit(LRBackoff(**options), spikes(11), resume=tmp_path / "b" / "micro-6.ckpt")
+    assert (rates[11], rates[12]) == pytest.approx((0.025, 0.0125))
+
+
+def test_a_state_that_does_not_tell_logged_from_made_means_made() -> None:
+    state = {"factor": 0.5, "last_cut": 3, "events": []}
+    backoff = LRBackoff()
+    backoff.load_state_dict(state)
+    assert backoff.state_dict() == {**state, "made": {"factor": 0.5, "last_cut": 3}}
+
+
 @pytest.mark.parametrize("wrong", [{"factor": 1.0}, {"factor": 0.0}, {"cooldown": -1}, {"floor": 1.0}, {"floor": -0.1}])
 def test_numbers_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()

@@ -43,7 +43,8 @@ class LROverride(StabilityCallback):
     Its first step is an event of kind ``lr_override`` (see :class:`~.events.Events`), with old and new values; a resume
     prints the line again, and is no event.
 
-    ``action="log"``: nothing is changed; what would have been is printed and logged, and is the event.
+    ``action="log"``: nothing is changed; what would have been is printed and logged, and is the event. Of a resume that
+    acts the first step is the event again.
 
     Logged at logging steps: ``stability/override_lr`` (the rate that this override asks for the first group: before it
     begins the schedule's own); ``stability/lr`` and ``stability/lr_factor`` (by ``EffectiveLR``: what the step used).
@@ -122,6 +123,7 @@ class LROverride(StabilityCallback):
         self._clip: GradClip | None = None
         self._announced = False  # in this fit
         self._told = False  # as an event, in this run
+        self._acted = False  # whether that event was of a step that was overridden
 
     # -- set up ------------------------------------------------------------------------------------------------------
 
@@ -236,8 +238,8 @@ class LROverride(StabilityCallback):
         if self._told:
             rank_zero_info(text)
             return
-        self._told = True
-        evidence = {self.unit: getattr(mark, self.unit), "acted": self.action == "act"}
+        self._told, self._acted = True, self.action == "act"
+        evidence = {self.unit: getattr(mark, self.unit), "acted": self._acted}
         emit(trainer, Event(mark.steps + 1, "lr_override", evidence, text=text), warns=False)
 
     def _sentence(self, effective: EffectiveLR, mark: Mark) -> str:
@@ -274,13 +276,16 @@ class LROverride(StabilityCallback):
 
     def state_dict(self) -> dict[str, Any]:
         begun = None if self._begun is None else list(self._begun)
-        return {"settings": self._settings, "begun": begun, "recorded": self._recorded, "told": self._told}
+        told = {"told": self._told, "acted": self._acted}
+        return {"settings": self._settings, "begun": begun, "recorded": self._recorded, **told}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._recorded = state_dict["recorded"]
         same = state_dict["settings"] == self._settings and state_dict["begun"] is not None
         self._begun = Mark(*state_dict["begun"]) if same else None
-        self._told = same and bool(state_dict.get("told"))
+        told = same and bool(state_dict.get("told"))
+        self._acted = told and bool(state_dict.get("acted", True))  # older states do not tell
+        self._told = told and (self._acted or self.action == "log")
 
 
 def _applies(key: str, group: dict[str, Any]) -> bool:

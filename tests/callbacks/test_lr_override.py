@@ -10,10 +10,11 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from scheduled_fit import SCHEDULERS, Rates, Scheduled, fit, take_what_is_printed
-from tiny_fit import SaveAtSteps, TinyData, TinyModule, adamw, assert_same_bits, quiet_trainer, snapshot
+from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer, snapshot
 from torch.optim import lr_scheduler as schedulers
 
-from lit_stable.callbacks import BatchSizeWarmup, LROverride, Progress
+from lit_stable.callbacks import BatchSizeWarmup, Events, LROverride, Progress
+from lit_stable.callbacks.progress import Mark
 from lit_stable.optim.schedule import LRSchedule
 
 every_scheduler = pytest.mark.parametrize("name", SCHEDULERS)
@@ -154,6 +155,30 @@ def test_log_changes_no_bit_and_tells_the_same_event(tmp_path: Path, printed: li
     assert_same_bits(runs[1], runs[0])
     assert len(printed) == 1
     assert "at 2 steps would override lr 0.07 -> 0.035, betas -> (0.0, 0.9), dropout 0.0 -> 0.3" in printed[0]
+
+
+def test_behind_a_run_that_logs_its_first_acting_step_is_an_event(tmp_path: Path) -> None:
+    """And only that one: not again behind another run that logs."""
+    told: list[tuple[int, bool]] = []
+    hear = Watch("on_train_start", lambda t: Events.of(t).listeners.update(test=note))
+
+    def note(event: Any) -> None:
+        told.append((event.step, event.evidence["acted"]))
+
+    for stop, action in ((4, "log"), (6, "log"), (8, "act"), (10, "log"), (12, "act")):
+        trainer = quiet_trainer(LROverride(start=2, factor=0.5, action=action), hear, max_steps=stop)  # type: ignore[arg-type]
+        trainer.fit(TinyModule(), TinyData(), ckpt_path=tmp_path / "a.ckpt" if stop > 4 else None)
+        trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert told == [(3, False), (7, True)]
+
+
+def test_a_state_that_does_not_tell_who_told_means_one_that_acted() -> None:
+    first, second = LROverride(factor=0.5), LROverride(factor=0.5)
+    first.begin(Mark(2, 4, 16), [0.1])
+    state = {**first.state_dict(), "told": True}
+    del state["acted"]
+    second.load_state_dict(state)
+    assert second.state_dict() == {**state, "acted": True}
 
 
 def test_says_old_and_new_once_as_read_back_from_the_optimizer(printed: list[str]) -> None:

@@ -172,6 +172,10 @@ class SpikeDetector:
         cause = judgement.cause.masked_fill(overflow, OVERFLOW)
         return Verdict(skip, spent & ~accepted_anyway, judgement._replace(cause=cause))
 
+    def end_row(self) -> None:
+        """Count skips in a row from here on."""
+        self.consecutive = torch.zeros_like(self.consecutive)
+
     def _judge(self, values: dict[str, Tensor]) -> Judgement:
         """The judgement of the value that is nearest to being a spike, or furthest beyond."""
         first, *others = (window.judge(values[name], self.rules[name]) for name, window in self.windows.items())

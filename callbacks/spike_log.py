@@ -78,6 +78,10 @@ class SpikeLog:
         self._stop_at = None
         return True
 
+    def end_row(self) -> None:
+        """Count events in consecutive steps from here on."""
+        self._in_row = 0
+
     def state_dict(self) -> dict[str, Any]:
         """Plain lists; a flush comes first."""
         return {"events": [list(e) for e in self.events], "due": [list(d) for d in self._due], "in_row": self._in_row}
@@ -85,6 +89,6 @@ class SpikeLog:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore. A stop is not restored: who resumes has decided to go on, and the detector knows of the row."""
         self.events = [SpikeEvent(*e) for e in state["events"]]
-        self._due = [list(d) for d in state["due"]]
+        self._due = [list(d) for d in state["due"]] if self._acts else []
         self._in_row = int(state["in_row"])
         self._ring, self._stop_at = EventRing(), None

@@ -22,7 +22,7 @@ from tiny_fit import (
     train_more,
 )
 
-from lit_stable.callbacks import AccumulationWindows, GradClip, GradNorm, GradSpikeSkip, Progress, StepSeed
+from lit_stable.callbacks import AccumulationWindows, Events, GradClip, GradNorm, GradSpikeSkip, Progress, StepSeed
 from lit_stable.callbacks.event_ring import EventRing
 from lit_stable.callbacks.events import Event, read_events
 from lit_stable.callbacks.spike_events import TooManySkips
@@ -259,6 +259,39 @@ def test_log_says_what_would_have_been_done_and_falls_silent_when_all_is_lost() 
     assert Progress.of(trainer).skipped == 0
 
 
+@pytest.mark.parametrize(("at_cap", "spikes"), [("accept", 2), ("stop", 2), ("stop", 4)])
+def test_what_would_have_been_skipped_is_no_skip_in_a_row_for_a_resume_that_acts(
+    at_cap: Any, spikes: int, tmp_path: Path
+) -> None:
+    told: list[Event] = []
+    hear = Watch("on_train_start", lambda t: Events.of(t).listeners.update(test=told.append))
+
+    def run(action: Any, steps: int, path: Path, *others: Any, resume: Path | None = None) -> GradSpikeSkip:
+        module = TinyModule(adamw(lr=1e-6), poison=dict.fromkeys(range(6, 12), 1e4))
+        skip = strict(action=action, max_skips=2, at_cap=at_cap)
+        trainer = quiet_trainer(*others, skip, max_steps=6 + steps)
+        trainer.fit(module, TinyData(), ckpt_path=resume)
+        trainer.save_checkpoint(path)
+        return skip
+
+    run("log", spikes, first := tmp_path / "a.ckpt")
+    acting = run("act", spikes + 1, tmp_path / "b.ckpt", hear, resume=first)
+    assert [(e.step, e.kind, e.evidence["acted"]) for e in told] == [(7 + spikes, "skipped_step", True)]
+    assert acting.state_dict()["detector"]["consecutive"] == 1
+    logging = run("log", spikes + 1, tmp_path / "c.ckpt", resume=first)
+    whole = run("log", spikes + 1, tmp_path / "d.ckpt")
+    assert logging.state_dict() == whole.state_dict(), "one that logs goes on counting"
+
+
+def test_a_state_that_does_not_tell_skipped_from_logged_means_skipped() -> None:
+    first, second = strict(), strict()
+    state = first.state_dict()
+    del state["acted"]
+    state["detector"]["consecutive"] = state["log"]["in_row"] = 2
+    second.load_state_dict(state)
+    assert second.state_dict() == {**state, "acted": True}
+
+
 # -- the schedule ------------------------------------------------------------------------------------------------------
 
 
@@ -365,6 +398,17 @@ def test_events_hold_and_stop_come_exactly_lag_steps_late(lag: int) -> None:
     assert known == [0] * 5 + [1] * 7 + [2, 3]
     powers = [0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 11]  # held at step 3 + lag and at 10 + lag
     assert module.rates == [0.05 * 0.5**p for p in powers]
+
+
+def test_a_hold_that_is_to_come_is_not_made_by_a_resume_that_logs(lag: int, tmp_path: Path) -> None:
+    def rates(*callbacks: Any, resume: Path | None = None) -> list[float]:
+        module = Scheduled(halving, poison={2: math.nan})
+        quiet_trainer(*callbacks, max_steps=8).fit(module, TinyData(), ckpt_path=resume)
+        return module.rates
+
+    rates(strict(schedule_on_skip="hold"), SaveAtSteps(tmp_path))
+    logged = rates(strict(schedule_on_skip="hold", action="log"), resume=tmp_path / "micro-4.ckpt")
+    assert logged == rates(Progress(), resume=tmp_path / "micro-4.ckpt")
 
 
 def test_all_is_known_when_the_fit_ends_or_fails(lag: int) -> None:

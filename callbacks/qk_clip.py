@@ -74,6 +74,7 @@ class QKClip(StabilityCallback):
         self._modules: dict[str, nn.Module] = {}
         self._factors: dict[str, Tensor] = {}  # of heads (H,), until the step has been taken
         self._clipped: int | Tensor = 0
+        self._only_logged: int | Tensor = 0
         self._largest: Tensor | None = None
         self._handles: list[Any] = []
 
@@ -115,7 +116,11 @@ class QKClip(StabilityCallback):
         self._largest = together.amax()
         parts = torch.split(together, [len(part) for part in heads.values()])
         self._factors = {name: head_factors(part, self.threshold) for name, part in zip(heads, parts, strict=True)}
-        self._clipped = self._clipped + sum((factors < 1).sum() for factors in self._factors.values())
+        above = sum((factors < 1).sum() for factors in self._factors.values())
+        if self.action == "act":
+            self._clipped = self._clipped + above
+        else:
+            self._only_logged = self._only_logged + above
 
     def _whole(self, name: str, largest: Tensor) -> Tensor:
         """This rank's heads among all (H,): tensor-parallel ranks hold some of them each."""
@@ -136,7 +141,8 @@ class QKClip(StabilityCallback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         if self._largest is not None and is_logging_step(trainer):
             pl_module.log("stability/qk_logit_max", self._largest)
-            pl_module.log("stability/qk_clipped_heads", torch.as_tensor(self._clipped, dtype=torch.float32))
+            count = self._clipped if self.action == "act" else self._clipped + self._only_logged
+            pl_module.log("stability/qk_clipped_heads", torch.as_tensor(count, dtype=torch.float32))
 
     # -- end, state --------------------------------------------------------------------------------------------------
 
@@ -146,10 +152,11 @@ class QKClip(StabilityCallback):
         self._handles, self._modules, self._factors, self._largest = [], {}, {}, None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"clipped": int(self._clipped)}
+        return {"clipped": int(self._clipped), "only_logged": int(self._only_logged)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._clipped = int(state_dict["clipped"])
+        self._only_logged = int(state_dict.get("only_logged", 0))  # older states do not tell
 
 
 def _known(name: str, module: nn.Module, heads: int) -> tuple[int, ScalesQueriesKeys]:

@@ -153,6 +153,22 @@ class Heads(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+def test_heads_that_were_only_said_to_be_scaled_are_not_counted_by_a_resume_that_acts(tmp_path: Path) -> None:
+    said = QKClip(threshold=5.0, action="log")
+    fit(steps=2, module=loud(), callbacks=(said, SaveEveryMicroBatch(tmp_path)), validates=False)
+    known = said.state_dict()
+    assert known["clipped"] == 0
+    assert known["only_logged"] >= 2
+    for action, seen in (("act", 0), ("log", known["only_logged"])):
+        clip = QKClip(threshold=1e6, action=action)  # type: ignore[arg-type]
+        run = fit(steps=3, module=loud(), callbacks=(clip,), ckpt_path=tmp_path / "m8.ckpt", validates=False)
+        assert float(run.trainer.callback_metrics["stability/qk_clipped_heads"]) == seen
+        assert clip.state_dict() == known
+    old = QKClip()
+    old.load_state_dict({"clipped": 3})
+    assert old.state_dict() == {"clipped": 3, "only_logged": 0}
+
+
 def test_two_projections_with_biases_and_shared_keys_are_scaled_exactly() -> None:
     module = Stranger()
     with torch.no_grad():

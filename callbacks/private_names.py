@@ -105,6 +105,35 @@ def logged_step(trainer: Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
+def validate_first(trainer: Trainer, step: int, ask: Callable[[], None]) -> None:
+    """Let a fit that goes on begin with the validation that follows the step before, logged at ``step``.
+
+    Lightning's loop takes a batch, and asks then whether to validate: the first time it takes none, and ``ask`` is
+    called instead. It comes back so by itself from a save within a validation alone, counts the step for the loggers
+    once more before it, and leaves out the batches that were validated on.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+
+    def take_no_batch(*fetcher: Any) -> None:
+        loop.val_loop.restarting = False
+        loop._batches_that_stepped = step
+        loop._should_accumulate = lambda: False  # Lightning's count of batches may have begun anew
+        loop.advance = go_on
+        ask()
+
+    def go_on(*fetcher: Any) -> None:
+        forget_validation_first(trainer)
+        loop.advance(*fetcher)
+
+    loop.advance = take_no_batch
+
+
+def forget_validation_first(trainer: Trainer) -> None:
+    """Undo :func:`validate_first`; nothing happens where nothing was asked."""
+    for name in ("advance", "_should_accumulate"):
+        trainer.fit_loop.epoch_loop.__dict__.pop(name, None)
+
+
 def collective_timeout(trainer: Trainer) -> timedelta | None:
     """How long a collective may take under the trainer's strategy; ``None``: torch's default."""
     return getattr(trainer.strategy, "_timeout", None)

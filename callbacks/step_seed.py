@@ -22,6 +22,9 @@ class StepSeed(StabilityCallback):
     after a resume is what it would have been, any step can be replayed alone, and nothing is saved or gathered.
     Tensor-parallel ranks of one group draw the same numbers, as replicated activations need.
 
+    ``ValidateEverySteps`` has the generators seeded before a validation too, also one that is made after a resume: it
+    draws the same numbers there, for the order of its loader too.
+
     Nothing is logged: there is nothing to measure but the equality of two runs.
 
     Args:
@@ -42,9 +45,15 @@ class StepSeed(StabilityCallback):
         Progress.of(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        progress = Progress.of(trainer)
-        value = mix(self.seed, progress.samples, progress.pending_samples, data_parallel_rank(trainer))
-        seed_torch(value >> 1, pl_module.device)  # which takes 63 bits
+        self._seed(trainer, Progress.of(trainer).pending_samples)
+
+    def seed_validation(self, trainer: Trainer) -> None:
+        """Seed for the validation that follows the step just taken."""
+        self._seed(trainer, -1)  # or the next micro-batch would draw the same
+
+    def _seed(self, trainer: Trainer, pending_samples: int) -> None:
+        value = mix(self.seed, Progress.of(trainer).samples, pending_samples, data_parallel_rank(trainer))
+        seed_torch(value >> 1, trainer.lightning_module.device)  # which takes 63 bits
         random.seed(value)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(value & 0xFFFFFFFF)

@@ -169,6 +169,31 @@ def test_the_row_of_a_step_has_the_number_of_steps_before_it() -> None:
     assert seen == [0, 1, 2, 3]
 
 
+def test_a_fit_can_begin_with_the_validation_of_the_step_before(tmp_path: Path) -> None:
+    """Pins ``advance``, ``_should_accumulate``, ``_batches_that_stepped`` and ``val_loop.restarting``."""
+
+    def save(trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 2:
+            trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+    def begin(trainer: Any) -> None:
+        private_names.validate_first(trainer, 1, lambda: setattr(trainer, "val_check_batch", 1))
+
+    def note(trainer: Any, *rest: Any) -> None:
+        steps.append((trainer.global_step, private_names.logged_step(trainer)))
+
+    steps: list[tuple[int, int]] = []
+    options: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 2}
+    data = TinyData(validation_batches=2, resumes=False)
+    quiet_trainer(Watch("on_validation_start", save), max_steps=2, **options).fit(TinyModule(), data)
+    options["val_check_interval"] = 100
+    callbacks = [Watch("on_train_start", begin), Watch("on_validation_batch_start", note)]
+    trainer = quiet_trainer(*callbacks, Watch("on_train_batch_start", note), max_steps=3, **options)
+    trainer.fit(TinyModule(), data, ckpt_path=tmp_path / "a.ckpt")
+    assert steps == [(2, 1), (2, 1), (2, 2), (3, 2), (3, 2)]
+    assert not {"advance", "_should_accumulate"} & vars(trainer.fit_loop.epoch_loop).keys()
+
+
 def test_validation_is_due_when_the_batch_count_is_a_multiple_of_val_check_batch() -> None:
     """Pins the modulo that ``StepCheck`` stands in for."""
 

@@ -7,13 +7,33 @@ from typing import Any
 
 import lightning
 import pytest
+import torch
 from hosts import Gan, loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from packaging.version import Version
-from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, quiet_trainer, sample, train_more
+from tiny_fit import (
+    SaveAtSteps,
+    TinyData,
+    TinyModule,
+    Watch,
+    assert_same_bits,
+    quiet_trainer,
+    sample,
+    snapshot,
+    train_more,
+)
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_stable.callbacks import AccumulationWindows, BatchSizeWarmup, GracefulStop, Progress, ValidateEverySteps
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    BatchSizeWarmup,
+    GracefulStop,
+    Progress,
+    StepSeed,
+    ValidateEverySteps,
+)
+from lit_stable.callbacks.private_names import logged_step, window_is_open
 
 
 def validated_after(
@@ -38,10 +58,129 @@ def test_validates_after_every_so_many_optimizer_steps_and_the_last(micro_batche
     assert validated_after(every=100, steps=4, micro_batches=micro_batches) == [4]
 
 
-@pytest.mark.parametrize(("saved_at", "expected"), [("start", [3, 6, 7]), ("micro-6", [6, 7]), ("micro-9", [6, 7])])
+@pytest.mark.parametrize(("saved_at", "expected"), [("start", [3, 6, 7]), ("micro-7", [6, 7]), ("micro-8", [6, 7])])
 def test_a_resume_shifts_nothing(saved_at: str, expected: list[int], tmp_path: Path) -> None:
     validated_after(SaveAtSteps(tmp_path), steps=6)
     assert validated_after(resume=tmp_path / f"{saved_at}.ckpt") == expected
+
+
+class Measured(TinyModule):
+    """Keeps what each validation batch sees: the step, that in the log, the set, the loss, a random number."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.5)
+        self.seen: list[tuple[Any, ...]] = []
+
+    def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
+        loss = float(self.net(batch).square().mean())
+        self.log("measured", loss)
+        where = self.trainer.global_step, logged_step(self.trainer), dataloader_idx
+        self.seen.append((*where, loss, float(batch.sum()), float(torch.rand(()))))
+
+
+class TwoSets(TinyData):
+    """Two validation sets, read in a random order."""
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader([sample(first + i) for i in range(5)], shuffle=True) for first in (100, 200)]  # type: ignore[arg-type]
+
+
+def measured(
+    *callbacks: Any, every: int | str = 3, windows: int = 2, steps: int = 7, resume: Path | None = None
+) -> tuple[list[tuple[Any, ...]], Any]:
+    options: dict[str, Any] = {"max_steps": steps, "check_val_every_n_epoch": None}
+    ours = StepSeed(1), AccumulationWindows(2 * windows, 2), ValidateEverySteps(every)
+    trainer = quiet_trainer(*ours, *callbacks, **options)
+    torch.manual_seed(0 if resume is None else 1)
+    trainer.fit(module := Measured(), TwoSets(), ckpt_path=resume)
+    return module.seen, snapshot(trainer)
+
+
+def saved_at(hook: str, step: int, folder: Path) -> Any:
+    def save(trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == step and not window_is_open(trainer):
+            trainer.save_checkpoint(folder / "a.ckpt")
+
+    return Watch(hook, save)
+
+
+BEFORE = ["on_train_batch_end", "on_validation_start", "on_validation_batch_end"]
+
+
+@pytest.mark.parametrize("hook", [*BEFORE, "on_validation_end"])
+@pytest.mark.parametrize(("every", "windows"), [(3, 1), (3, 2), ("11 samples", 2), ("20 tokens", 1)])
+def test_one_that_is_due_where_a_checkpoint_is_written_is_made_first_by_who_goes_on_unless_it_was_made(
+    hook: str, every: int | str, windows: int, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"every": every, "windows": windows}
+    straight, weights = measured(saved_at(hook, 3, tmp_path), **options)
+    assert {row[0] for row in straight} >= {3, 7}
+    resumed, same_weights = measured(resume=tmp_path / "a.ckpt", **options)
+    first = 3 if hook in BEFORE else 4
+    assert resumed == [row for row in straight if row[0] >= first]
+    assert_same_bits(same_weights, weights)
+
+
+def test_one_that_is_made_first_is_not_made_again_from_a_checkpoint_behind_it_nor_lost_before_it(
+    tmp_path: Path,
+) -> None:
+    straight, _ = measured(saved_at("on_train_batch_end", 3, tmp_path))
+    for hook, first in (("on_train_start", 3), ("on_validation_start", 3), ("on_validation_end", 4)):
+        resumed, _ = measured(saved_at(hook, 3, tmp_path), resume=tmp_path / "a.ckpt")
+        assert resumed == [row for row in straight if row[0] >= 3], hook
+        again, _ = measured(resume=tmp_path / "a.ckpt")
+        assert again == [row for row in straight if row[0] >= first], hook
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_that_a_stop_has_left_out_is_made_by_who_goes_on(number: int, tmp_path: Path) -> None:
+    def interrupt(trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 5:
+            os.kill(os.getpid(), number)
+
+    straight, weights = measured(windows=1)
+    stopped, _ = measured(Watch("on_before_backward", interrupt), GracefulStop(str(tmp_path)), windows=1)
+    resumed, same_weights = measured(windows=1, resume=tmp_path / "stopped-step=6.ckpt")
+    assert [*stopped, *resumed] == straight
+    assert_same_bits(same_weights, weights)
+
+
+def test_the_last_one_of_a_fit_is_none_of_a_longer_fit(tmp_path: Path) -> None:
+    measured(saved_at("on_train_batch_end", 4, tmp_path), steps=4)
+    assert {row[0] for row in measured(resume=tmp_path / "a.ckpt")[0]} == {6, 7}
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_one_that_is_due_with_the_end_of_an_epoch_is_made_first_too(windows: int, tmp_path: Path) -> None:
+    def fit(*callbacks: Any, resume: Path | None = None) -> list[int]:
+        options: dict[str, Any] = {"max_steps": 9, "check_val_every_n_epoch": None}
+        ours = ValidateEverySteps(3), AccumulationWindows(windows, 1)
+        batches = DataLoader([sample(i)[None] for i in range(3 * windows)], batch_size=None)  # type: ignore[arg-type]
+        trainer = quiet_trainer(*ours, *callbacks, **options)
+        trainer.fit(module := TinyModule(), batches, batches, ckpt_path=resume)
+        assert trainer.current_epoch == 3
+        return module.validated_after
+
+    assert fit(saved_at("on_train_batch_end", 3, tmp_path)) == [3, 6, 9]
+    assert fit(resume=tmp_path / "a.ckpt") == [3, 6, 9]
+
+
+def test_a_checkpoint_that_does_not_say_goes_on_as_ever(tmp_path: Path) -> None:
+    measured(saved_at("on_train_batch_end", 3, tmp_path))
+    checkpoint = torch.load(tmp_path / "a.ckpt")
+    del checkpoint["callbacks"]["ValidateEverySteps"]
+    torch.save(checkpoint, tmp_path / "a.ckpt")
+    assert {row[0] for row in measured(resume=tmp_path / "a.ckpt")[0]} == {6, 7}
+
+
+def test_without_validation_none_is_owed_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "check_val_every_n_epoch": None}
+    saves = saved_at("on_train_batch_end", 3, tmp_path)
+    quiet_trainer(ValidateEverySteps(3), saves, limit_val_batches=0, **options).fit(TinyModule(), TinyData())
+    trainer = quiet_trainer(ValidateEverySteps(3), **options)
+    trainer.fit(module := TinyModule(), TinyData(validation_batches=1), ckpt_path=tmp_path / "a.ckpt")
+    assert module.validated_after == [4]
+    assert not {"advance", "_should_accumulate"} & vars(trainer.fit_loop.epoch_loop).keys()
 
 
 @pytest.mark.parametrize("every", ["10 samples", "40 tokens"])

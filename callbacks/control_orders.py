@@ -12,11 +12,13 @@ import math
 import re
 import time
 import uuid
+import warnings
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 from .line_file import append_lines
+from .whole_file import write_whole
 
 INBOX, LEDGER = "control", "control.jsonl"
 ACTIONS = ("save", "stop", "validate")
@@ -86,22 +88,36 @@ def place(folder: Path, order: Order) -> Path:
     inbox = folder / INBOX
     inbox.mkdir(exist_ok=True)
     path = inbox / f"{order.id}.json"
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(asdict(order)))
-    partial.replace(path)
+    write_whole(path, json.dumps(asdict(order)))
     return path
 
 
 def waiting(folder: Path) -> list[tuple[Path, Order]]:
-    """The orders that wait for a run, oldest first; what is no order is removed."""
+    """The orders that wait for a run, oldest first; what is no order is said and removed."""
     found = []
     inbox = folder / INBOX
     for path in sorted(inbox.glob("*.json")) if inbox.is_dir() else []:
         try:
-            found.append((path, Order(**json.loads(path.read_text()))))
+            order = Order(**json.loads(path.read_text()))
+            if not _is_order(order):
+                raise ValueError
+        except FileNotFoundError:  # another rank's view of the folder is older
+            continue
+        except OSError as error:  # a folder, or one without the right to read it: left where it is
+            warnings.warn(f"{path}: cannot be read ({error.strerror}), so it is no order.", stacklevel=2)
         except (ValueError, TypeError):
+            warnings.warn(f"{path}: is no order, and is removed; give one with `lit-stable ctl`.", stacklevel=2)
             path.unlink(missing_ok=True)
+        else:
+            found.append((path, order))
     return found
+
+
+def _is_order(order: Order) -> bool:
+    factor = order.factor
+    if not isinstance(order.id, str) or order.action not in (*ACTIONS, "lr"):
+        return False
+    return (isinstance(factor, (int, float)) and 0 < factor < math.inf) if order.action == "lr" else factor is None
 
 
 def read_ledger(folder: Path) -> list[Done]:

@@ -56,9 +56,15 @@ def logged_values(run: Path, names: Sequence[str]) -> dict[str, dict[int, float]
     """What a run has logged, by name and step, from all its CSV files; of a step that was taken twice the last."""
     found: dict[str, dict[int, float]] = {name: {} for name in names}
     for path in sorted(run.glob("csv-*/metrics.csv")):
-        with path.open() as file:
-            for row in csv.DictReader(file):
-                for name in names:
-                    if row.get(name) and row.get("step"):
-                        found[name][int(float(row["step"]))] = float(row[name])
+        try:
+            with path.open() as file:
+                for row in csv.DictReader(file):
+                    for name in names:
+                        if row.get(name) and row.get("step"):
+                            found[name][int(float(row["step"]))] = float(row[name])
+        except (OSError, ValueError, OverflowError, csv.Error) as error:
+            raise ValueError(
+                f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}), so nothing can be compared with"
+                " it; put it back as it was, or move it away."
+            ) from error
     return found

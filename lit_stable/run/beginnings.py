@@ -10,6 +10,7 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 
 from lit_stable.callbacks import Progress
+from lit_stable.callbacks.line_file import append_lines
 from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.topology import data_parallel_size
 from lit_stable.data.datamodule import TokenDataModule
@@ -54,27 +55,35 @@ def beginning_of(trainer: Trainer, session: int) -> Beginning:
 
 
 def write_beginning(folder: Path, beginning: Beginning) -> None:
-    """Append to the file of a run folder."""
-    with (folder / FILE).open("a") as file:
-        file.write(json.dumps(asdict(beginning)) + "\n")
+    """Append to the file of a run folder; it is as it was where that fails."""
+    append_lines(folder / FILE, [json.dumps(asdict(beginning))])
 
 
 def read_beginnings(folder: Path) -> list[Beginning]:
     """All of a run, in the order in which they happened; a line that a kill cut short is left out.
 
     Raises:
-        ValueError: when the folder has none.
+        ValueError: when the folder has none, or a whole line is not one: what it said of its steps is not known.
     """
     found = []
     path = folder / FILE
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
         try:
             fields = json.loads(line)
-        except json.JSONDecodeError:
+        except ValueError:
             continue
-        fields["dropped"] = [(start, stop) for start, stop in fields["dropped"]]
-        fields["reshuffles"] = [Settled(*reshuffle) for reshuffle in fields["reshuffles"]]
-        found.append(Beginning(**fields))
+        try:
+            fields["dropped"] = [(start, stop) for start, stop in fields["dropped"]]
+            fields["reshuffles"] = [Settled(*reshuffle) for reshuffle in fields["reshuffles"]]
+            found.append(Beginning(**fields))
+        except (TypeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"{path}: line {number} does not say where a session began ({line[:60]}); put it back as it was, or"
+                " delete it: its steps then count as those of the session before."
+            ) from error
+    if lines and not found:
+        raise ValueError(f"{path}: none of its {len(lines)} lines can be read; put it back as it was.")
     if not found:
         raise ValueError(
             f"{folder}: has no {FILE}, so it is no run folder, or its run never began; give ROOT/NAME/0001."

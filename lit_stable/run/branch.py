@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from lit_stable.callbacks.whole_file import write_whole
 from lit_stable.run.folder import CHECKPOINTS
 
 FILE = "parent.yaml"
@@ -52,13 +53,44 @@ def write_parent(folder: Path, checkpoint: Path, step: int, differences: list[st
     """Write down in a run's folder what it grew out of."""
     origin = run_folder_of(checkpoint) or checkpoint
     parent = Parent(os.path.relpath(origin.resolve(), folder.resolve()), step, differences)
-    (folder / FILE).write_text(yaml.safe_dump(asdict(parent), sort_keys=False, width=1000))
+    write_whole(folder / FILE, yaml.safe_dump(asdict(parent), sort_keys=False, width=1000))
 
 
 def read_parent(folder: Path) -> Parent | None:
-    """What a run grew out of; None: it began at step 0."""
+    """What a run grew out of; None: it began at step 0.
+
+    Raises:
+        ValueError: when the file that says so cannot be read.
+    """
     path = folder / FILE
-    return Parent(**yaml.safe_load(path.read_text())) if path.is_file() else None
+    if not path.is_file():
+        return None
+    found = read_mapping(path)
+    try:
+        parent = Parent(**found)
+        ok = isinstance(parent.run, str) and isinstance(parent.step, int) and isinstance(parent.differences, list)
+    except TypeError:
+        ok = False
+    if not ok:
+        raise ValueError(f"{path}: cannot be read (it needs run, step and differences); put it back as it was.")
+    return parent
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """What a YAML file of a run folder holds.
+
+    Raises:
+        ValueError: when it cannot be read, or holds no mapping; the text names it and says why.
+    """
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or getattr(error, "problem", None) or " ".join(str(error).split())
+    else:
+        if isinstance(found, dict):
+            return found
+        why = "it is empty" if found is None else f"it holds a {type(found).__name__} where a mapping belongs"
+    raise ValueError(f"{path}: cannot be read ({why}); put it back as it was.")
 
 
 def run_folder_of(checkpoint: Path) -> Path | None:
@@ -69,16 +101,46 @@ def run_folder_of(checkpoint: Path) -> Path | None:
 
 def stored_recipes(folder: Path) -> list[Path]:
     """The recipes that a run folder was trained with, oldest first."""
-    return sorted(folder.glob("recipe-[0-9]*.yaml"))
+    return sorted((p for p in folder.glob("recipe-[0-9]*.yaml") if session_number(p)), key=session_number)
+
+
+def session_number(path: Path) -> int:
+    """Which session's a file of a run folder is, ``recipe-02.yaml`` as 2; 0: that of none."""
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def is_another_run(folder: Path, recipe: dict[str, Any], data: dict[str, str]) -> bool:
-    """Whether a recipe, or what its data hold, changes what the run in ``folder`` computes: to go on is a branch."""
-    recipes, environments = stored_recipes(folder), sorted(folder.glob("environment-[0-9]*.yaml"))
-    if recipes and changes(yaml.safe_load(recipes[-1].read_text()), recipe, _THE_SAME_RUN):
+    """Whether a recipe, or what its data hold, changes what the run in ``folder`` computes: to go on is a branch.
+
+    All recipes of one folder compute the same, so one that cannot be read is passed over, and said.
+
+    Raises:
+        ValueError: when none of its recipes can be read.
+    """
+    recipes = stored_recipes(folder)
+    stored = _newest_readable(recipes)
+    if recipes and stored is None:
+        raise ValueError(
+            f"{recipes[-1]}: cannot be read, nor any other recipe of the run, so nobody can tell whether this is it;"
+            " put it back, or begin a branch with --ckpt_path."
+        )
+    if stored is not None and changes(stored, recipe, _THE_SAME_RUN):
         return True
-    stored = yaml.safe_load(environments[-1].read_text())["data"] if environments else data
-    return bool(changes(stored, data, _THE_SAME_RUN))
+    environment = _newest_readable(sorted(folder.glob("environment-[0-9]*.yaml"), key=session_number))
+    held = (environment or {}).get("data")
+    return bool(changes(held if isinstance(held, dict) else data, data, _THE_SAME_RUN))
+
+
+def _newest_readable(paths: list[Path]) -> dict[str, Any] | None:
+    from lit_stable.run.console import say  # late: it takes Lightning, and `ctl` and `runs` do not wait for that
+
+    for path in reversed(paths):
+        try:
+            return read_mapping(path)
+        except ValueError as error:
+            say(f"passed over: {str(error).partition(';')[0]}")
+    return None
 
 
 def remarkable_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

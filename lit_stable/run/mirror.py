@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from lit_stable.callbacks.base import MisconfigurationException, rank_zero_warn
 from lit_stable.callbacks.checkpoint_files import checksum, partial_path, remove, size_on_disk, sync_to_disk
+from lit_stable.callbacks.whole_file import write_whole
 
 RECORD = "mirrored.json"
 _CHUNK = 1 << 24
@@ -109,10 +110,10 @@ class Mirror:
     def _read(self) -> dict[str, list[int]]:
         path = self.folder / RECORD
         try:
-            found: dict[str, list[int]] = json.loads(path.read_text())
+            found = json.loads(path.read_text())
         except (OSError, ValueError):  # none yet, or one that a kill has cut short: copied once more
             return {}
-        return found
+        return found if isinstance(found, dict) else {}
 
     def add(self, path: Path) -> None:
         """Copy a finished checkpoint, unless that is done or under way."""
@@ -145,7 +146,7 @@ class Mirror:
                 self._queued.discard(path.name)
                 if error is None:
                     self._verified[path.name] = copied
-                    self._write()
+                    error = self._write()
             if error is not None:
                 rank_zero_warn(f"mirror of {path}: {error}; it stays where it is, and is copied with the next one.")
 
@@ -171,10 +172,12 @@ class Mirror:
                 raise OSError(f"the copy of {file} has (bytes, CRC-32) {found} instead of {expected}")
         self.target.finish(path.name)
 
-    def _write(self) -> None:
-        partial = partial_path(self.folder / RECORD)
-        partial.write_text(json.dumps(self._verified))
-        partial.replace(self.folder / RECORD)
+    def _write(self) -> OSError | None:
+        try:
+            write_whole(self.folder / RECORD, json.dumps(self._verified))
+        except OSError as error:  # a full disk, of which training tells where it needs it
+            return error
+        return None
 
 
 def identity(path: Path) -> list[int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import torch
-import yaml
 from jsonargparse import ArgumentParser
 
 from lit_stable.callbacks import BatchSizeWarmup, SequenceLengthWarmup
@@ -19,7 +18,7 @@ from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.ledger import Ledger, Sample
 from lit_stable.data.stream import IGNORED, TokenStream
 from lit_stable.run.beginnings import Beginning, read_beginnings
-from lit_stable.run.branch import read_parent, stored_recipes
+from lit_stable.run.branch import read_mapping, read_parent, stored_recipes
 from lit_stable.systems import DEFAULT, system
 
 
@@ -55,7 +54,7 @@ class PastStep:
         self.step = step
         self.folder, self.beginning = _find_beginning(folder, step)
         self.recipe_path = self.folder / f"recipe-{self.beginning.session:02d}.yaml"
-        self.data, self._ramp, self._lengths = _rebuilt(yaml.safe_load(self.recipe_path.read_text()))
+        self.data, self._ramp, self._lengths = _rebuilt(read_mapping(self.recipe_path))
         self.data.setup("fit")
         self.data.reshuffles = list(self.beginning.reshuffles)
         _require_same_data(self.data, self.beginning)

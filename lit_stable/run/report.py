@@ -13,10 +13,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_stable.callbacks import EffectiveLR, GradNorm, Progress
 from lit_stable.callbacks.interval_clock import IntervalClock
 from lit_stable.callbacks.late_reads import LateReads
+from lit_stable.callbacks.whole_file import write_whole
 from lit_stable.module import GPTModule, is_reported_step
 from lit_stable.optim.schedule import format_lr
 from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import human_bytes, human_count, say
+from lit_stable.run.full_disk import on_rank_zero
 from lit_stable.run.start import first_lines, measured_init, session_of, whole_parameters
 
 
@@ -56,8 +58,9 @@ class Report(Callback):
                 lines.append(measured_init(pl_module))
         for line in [*lines, ""]:
             say(line)
-        if session is not None and session.folder is not None and trainer.is_global_zero:
-            (session.folder / f"start-{session.number:02d}.txt").write_text("\n".join(lines) + "\n")
+        if session is not None and session.folder is not None:
+            path = session.folder / f"start-{session.number:02d}.txt"
+            on_rank_zero(trainer, session.folder, lambda: write_whole(path, "\n".join(lines) + "\n"))
 
     # -- lines -------------------------------------------------------------------------------------------------------
 

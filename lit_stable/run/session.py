@@ -16,6 +16,7 @@ from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.one_beginning import refuse_beginnings_that_differ
 from lit_stable.callbacks.positions import merge_ranges
 from lit_stable.callbacks.safe_checkpoints import KEY
+from lit_stable.callbacks.whole_file import write_whole
 from lit_stable.data.another_order import another_order
 from lit_stable.module import GPTModule
 from lit_stable.run.beginnings import beginning_of, write_beginning
@@ -25,6 +26,7 @@ from lit_stable.run.branch import (
     is_another_run,
     remarkable_changes,
     run_folder_of,
+    session_number,
     stored_recipes,
     write_parent,
 )
@@ -32,6 +34,7 @@ from lit_stable.run.checkpoints import Checkpoints
 from lit_stable.run.console import say
 from lit_stable.run.fingerprint import environment_changes, fingerprint
 from lit_stable.run.folder import checkpoint_step, new_folder, where_to_go_on
+from lit_stable.run.full_disk import on_rank_zero
 from lit_stable.run.under_way import UnderWay
 
 
@@ -118,8 +121,7 @@ class Session(Callback):
 
     def _hold_what_goes_on(self, trainer: Trainer) -> None:
         """Hold the folder before the checkpoint is read: a run under way there deletes it, and fills the device."""
-        chosen = self._what_goes_on(trainer) if trainer.is_global_zero else None
-        self._goes_on_in = trainer.strategy.broadcast(chosen)
+        self._goes_on_in = on_rank_zero(trainer, self.resumed or self.root, lambda: self._what_goes_on(trainer))
         if self._goes_on_in is None:
             return
         self._hold(trainer, self._goes_on_in)
@@ -139,21 +141,11 @@ class Session(Callback):
         return None if is_another_run(self.resumed, self.recipe, data) else self.resumed
 
     def _new_folder(self, trainer: Trainer) -> Path:
-        folder = new_folder(self.root, self.name) if trainer.is_global_zero else None
-        return Path(trainer.strategy.broadcast(str(folder)))
+        folder = self.root / self.name
+        return Path(on_rank_zero(trainer, folder, lambda: str(new_folder(self.root, self.name))))
 
     def _hold(self, trainer: Trainer, folder: Path) -> None:
-        other = failed = None
-        try:
-            other = self._under_way.take(folder) if trainer.is_global_zero else None
-        except OSError as error:  # told to all: the others wait here
-            failed = error.strerror or str(error)
-        other, failed = trainer.strategy.broadcast((other, failed))
-        if failed:
-            raise MisconfigurationException(
-                f"{folder}: cannot be written to ({failed}), and a run keeps its checkpoints and logs there; mend that,"
-                " or begin under another run.root, at a checkpoint by --ckpt_path."
-            )
+        other = on_rank_zero(trainer, folder, lambda: self._under_way.take(folder))
         if other:
             raise MisconfigurationException(
                 f"{folder}: a run is under way there ({other}), and a folder has one at a time; stop that one, or begin"
@@ -179,22 +171,26 @@ class Session(Callback):
     def _count(self, trainer: Trainer, facts: dict[str, Any]) -> None:
         """Each fit has log files of its own: what one has logged before a rewind must not be written over."""
         assert self.folder is not None
-        if trainer.is_global_zero:
-            self.number = 1 + len(stored_recipes(self.folder))
-            for kind, content in (("recipe", self.recipe), ("environment", facts)):
-                path = self.folder / f"{kind}-{self.number:02d}.yaml"
-                path.write_text(yaml.safe_dump(content, sort_keys=False))
-        self.number = trainer.strategy.broadcast(self.number)
+        folder = self.folder
+
+        def write() -> int:
+            number = 1 + max(map(session_number, stored_recipes(folder)), default=0)
+            # The recipe last: it is what makes a session count, for the next one and for `runs`.
+            for kind, content in (("environment", facts), ("recipe", self.recipe)):
+                write_whole(folder / f"{kind}-{number:02d}.yaml", yaml.safe_dump(content, sort_keys=False))
+            return number
+
+        self.number = on_rank_zero(trainer, folder, write)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder is not None
-        if trainer.is_global_zero:
-            write_beginning(self.folder, beginning_of(trainer, self.number))
+        folder, beginning = self.folder, beginning_of(trainer, self.number)
+        on_rank_zero(trainer, folder, lambda: write_beginning(folder, beginning))
         began, self.checkpoint = self.checkpoint, None  # another fit, after a rewind, begins within this run
-        if began is not None and self.folder != self.resumed and trainer.is_global_zero:
+        if began is not None and folder != self.resumed:
             # Not before: the step and the recipe are the checkpoint's own, and strategies load it at different times.
             step = checkpoint_step(began) or 0 if self._weights_alone else Progress.of(trainer).steps
-            write_parent(self.folder, began, step, self._differences)
+            on_rank_zero(trainer, folder, lambda: write_parent(folder, began, step, self._differences))
             part = ", of its weights alone: the optimizer is new" if self._weights_alone else ""
             say(f"a branch of {run_folder_of(began) or began} at step {step}{part}")
         if self._own_loggers:  # not before: where the run stands is known only now

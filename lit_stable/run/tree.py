@@ -19,6 +19,8 @@ class Run:
     parent: Parent | None
     children: list[Run] = field(default_factory=list)
     """What grew out of it, by the step at which it did."""
+    problem: str | None = None
+    """Why it is not known what it grew out of."""
 
     @property
     def origin(self) -> Path | None:
@@ -29,7 +31,7 @@ class Run:
 def find_runs(root: Path) -> list[Run]:
     """The runs below ``root`` that grew out of none of them, by folder; the others hang below these."""
     folders = sorted({path.parent for path in root.rglob("recipe-[0-9]*.yaml")})
-    runs = {folder.resolve(): Run(folder, read_parent(folder)) for folder in folders}
+    runs = {folder.resolve(): _run(folder) for folder in folders}
     begun: list[Run] = []
     for run in runs.values():
         parent = None if run.origin is None else runs.get(run.origin)
@@ -37,6 +39,13 @@ def find_runs(root: Path) -> list[Run]:
     for run in runs.values():
         run.children.sort(key=lambda child: (child.parent.step if child.parent else 0, child.folder))
     return begun
+
+
+def _run(folder: Path) -> Run:
+    try:
+        return Run(folder, read_parent(folder))
+    except ValueError as error:
+        return Run(folder, None, problem=str(error))
 
 
 def draw(root: Path) -> str:
@@ -58,6 +67,8 @@ def _lines(run: Run, root: Path, first: str, rest: str) -> Iterator[str]:
     if run.parent is not None:
         for difference in run.parent.differences:
             yield f"{below}{difference}"
+    if run.problem is not None:
+        yield f"{below}{run.problem}"
     for child in run.children:
         last = child is run.children[-1]
         yield from _lines(child, root, rest + ("└── " if last else "├── "), rest + ("    " if last else "│   "))
@@ -65,17 +76,22 @@ def _lines(run: Run, root: Path, first: str, rest: str) -> Iterator[str]:
 
 def _standing(folder: Path) -> list[str]:
     """How far a run has come, and where one could go on from."""
-    row = _last_row(folder)
+    row, unread = _last_row(folder)
     logged = f"step {row[0]}, loss {row[1]:.4f}" if row else "no step logged"
+    logged += "".join(f" ({path.relative_to(folder)} cannot be read)" for path in unread)
     steps = [checkpoint_step(path) for path in checkpoints(folder)]
     return [logged, f"checkpoints {', '.join(map(str, steps))}" if steps else "no checkpoint"]
 
 
-def _last_row(folder: Path) -> tuple[int, float] | None:
-    """Step and training loss that were logged last."""
+def _last_row(folder: Path) -> tuple[tuple[int, float] | None, list[Path]]:
+    """Step and training loss that were logged last; and the newer files that cannot be read."""
+    unread: list[Path] = []
     for path in sorted(folder.glob("csv-*/metrics.csv"), reverse=True):
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row.get("train/loss") and row.get("step")]
-        if rows:
-            return int(float(rows[-1]["step"])), float(rows[-1]["train/loss"])
-    return None
+        try:
+            with path.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("train/loss") and row.get("step")]
+            if rows:
+                return (int(float(rows[-1]["step"])), float(rows[-1]["train/loss"])), unread
+        except (OSError, ValueError, OverflowError, csv.Error):
+            unread.append(path)
+    return None, unread

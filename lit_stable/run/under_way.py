@@ -77,6 +77,7 @@ def _named(path: Path) -> str:
         found = json.loads(path.read_text())
     except ValueError:  # it is about to write
         found = {}
+    found = found if isinstance(found, dict) else {}
     return f"process {found.get('process', '?')} on {found.get('host', '?')} since {found.get('since', '?')}"
 
 

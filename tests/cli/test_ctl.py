@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tiny_recipe import command, start, write_recipe
 
-from lit_stable.callbacks.control_orders import INBOX, read_ledger
+from lit_stable.callbacks.control_orders import INBOX, new_order, place, read_ledger, waiting
 
 
 def test_a_run_under_way_is_steered_and_stopped_and_goes_on(tmp_path: Path) -> None:
@@ -62,3 +63,26 @@ def test_an_order_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         f"lit-stable ctl: {tmp_path / INBOX}: the order cannot be written there (File exists); mend that, or give it as"
         " the user whose run it is.\n",
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "xx", "[1]", "{}", '{"id": 5, "action": "stop"}', '{"id": "a", "action": "halt"}'),
+        *('{"id": "a", "action": "lr"}', '{"id": "a", "action": "lr", "factor": -5}'),
+    ],
+)
+def test_what_is_no_order_is_named_and_those_behind_it_are_heard(tmp_path: Path, text: str) -> None:
+    (tmp_path / INBOX).mkdir()
+    (tmp_path / INBOX / "0.json").write_text(text)
+    order = new_order("save")
+    path = place(tmp_path, order)
+    with pytest.warns(UserWarning, match=r"control/0\.json: is no order, and is removed; give one with `lit-stable"):
+        assert waiting(tmp_path) == [(path, order)]
+    assert waiting(tmp_path) == [(path, order)]
+
+
+def test_a_folder_among_the_orders_is_named_and_left(tmp_path: Path) -> None:
+    (tmp_path / INBOX / "x.json").mkdir(parents=True)
+    with pytest.warns(UserWarning, match=r"control/x\.json: cannot be read \(Is a directory\), so it is no order"):
+        assert waiting(tmp_path) == []

@@ -33,3 +33,11 @@ def test_the_last_session_to_take_a_step_counts(tmp_path: Path) -> None:
         (tmp_path / f"csv-{number:02d}").mkdir()
         (tmp_path / f"csv-{number:02d}" / "metrics.csv").write_text(f"step,loss\n3.0,{value}\n4.0,\n")
     assert logged_values(tmp_path, ["loss", "other"]) == {"loss": {3: 4.0}, "other": {}}
+
+
+@pytest.mark.parametrize("content", [b"step,loss\n3,abc\n", b"step,loss\n3,\xff\n", b"step,loss\n1e999,2\n"])
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "csv-01").mkdir()
+    (tmp_path / "csv-01" / "metrics.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics\.csv: cannot be read \(.*\), so nothing can be compared with it"):
+        logged_values(tmp_path, ["loss"])

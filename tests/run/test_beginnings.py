@@ -21,6 +21,27 @@ def test_what_is_written_is_read_and_a_cut_line_is_left_out(tmp_path):
     assert read_beginnings(tmp_path) == [ONE, ONE]
 
 
+def test_a_line_behind_a_cut_one_is_one_of_its_own(tmp_path):
+    (tmp_path / FILE).write_text(json.dumps({"session": 3})[:-3])
+    write_beginning(tmp_path, ONE)
+    assert read_beginnings(tmp_path) == [ONE]
+
+
+@pytest.mark.parametrize("line", ["{}", "[1]", '{"dropped": 3, "reshuffles": []}'])
+def test_a_whole_line_that_says_something_else_is_refused_with_its_number(tmp_path, line):
+    write_beginning(tmp_path, ONE)
+    with (tmp_path / FILE).open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(ValueError, match=r"sessions\.jsonl: line 2 does not say where a session began"):
+        read_beginnings(tmp_path)
+
+
+def test_a_file_of_which_nothing_can_be_read_is_named(tmp_path):
+    (tmp_path / FILE).write_bytes(b"\xff\xfegarbage\n")
+    with pytest.raises(ValueError, match=r"sessions\.jsonl: none of its 1 lines can be read"):
+        read_beginnings(tmp_path)
+
+
 def test_a_folder_without_any_is_no_run_folder(tmp_path):
     with pytest.raises(ValueError, match=r"has no sessions\.jsonl, so it is no run folder"):
         read_beginnings(tmp_path)

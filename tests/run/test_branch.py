@@ -15,6 +15,7 @@ from lit_stable.run.branch import (
     read_parent,
     remarkable_changes,
     run_folder_of,
+    stored_recipes,
     write_parent,
 )
 from lit_stable.run.folder import checkpoint_path
@@ -87,6 +88,28 @@ def test_the_newest_recipe_of_a_folder_is_what_counts(tmp_path):
         (tmp_path / f"recipe-0{number}.yaml").write_text(yaml.safe_dump({"x": number}))
     assert is_another_run(tmp_path, {"x": 2}, {}) is False
     assert is_another_run(tmp_path, {"x": 1}, {}) is True
+
+
+def test_sessions_count_by_their_number_and_not_by_the_order_of_letters(tmp_path):
+    for number in (99, 100):
+        (tmp_path / f"recipe-{number}.yaml").write_text(yaml.safe_dump({"x": number}))
+    assert [path.name for path in stored_recipes(tmp_path)] == ["recipe-99.yaml", "recipe-100.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is empty"),
+        ("}{", "expected the node content"),
+        ("- 1", "it holds a list where a mapping belongs"),
+        ("run: 1", "it needs run, step and differences"),
+        ("run: x\nstep: y\ndifferences: []", "it needs run, step and differences"),
+    ],
+)
+def test_a_parent_that_cannot_be_read_is_a_sentence(tmp_path, text, why):
+    (tmp_path / "parent.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"parent\.yaml: cannot be read \(.*{why}.*\); put it back as it was\."):
+        read_parent(tmp_path)
 
 
 def test_a_parent_is_found_again_after_both_folders_have_moved(tmp_path):

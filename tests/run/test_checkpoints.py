@@ -124,6 +124,26 @@ def test_the_best_is_not_kept_on_request(tmp_path):
     assert saved[2] == []
 
 
+@pytest.mark.parametrize("name", ["best.json", "milestones.json"])
+@pytest.mark.parametrize("text", ["", "[1]", '{"step": 2}', "xx"])
+def test_where_nobody_can_read_what_is_to_be_kept_all_is_kept(tmp_path, name, text):
+    if name == "milestones.json" and text == '{"step": 2}':
+        text = '{"step"}'
+    fit(tmp_path, Checkpoints(every_steps=1, first_step=None, keep_last=2), steps=3)
+    path = tmp_path / "checkpoints" / name
+    path.write_text(text)
+    for steps in (6, 8):  # for ever: the session after the next deletes them no more than the next one
+        resume = sorted((tmp_path / "checkpoints").glob("*.ckpt"))[-1]
+        options = Checkpoints(every_steps=1, first_step=None, keep_last=1)
+        if steps == 6:
+            with pytest.warns(UserWarning, match=rf"{name}: cannot be read \(.*\) and says which checkpoints to keep"):
+                saved = fit(tmp_path, options, steps, ckpt_path=resume)
+        else:
+            saved = fit(tmp_path, options, steps, ckpt_path=resume)
+        assert saved[steps] == [2, 3, steps]
+    assert path.with_name(f"{name}.unreadable").read_text() == text
+
+
 def test_a_loss_that_is_not_a_number_is_never_the_best(tmp_path):
     checkpoints = Checkpoints(every_steps=1)
     fit(tmp_path, checkpoints, steps=6, losses={2: 5.0, 4: float("nan"), 6: 6.0})

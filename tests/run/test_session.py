@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from full_disk import files_of_at_most
+from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_recipe import command, write_recipe
 
@@ -150,6 +152,62 @@ def test_a_folder_that_cannot_be_written_to_is_a_sentence(tmp_path, monkeypatch)
     assert done.err == (
         f"lit-stable fit: {tmp_path}/runs/tiny/0001: cannot be written to (Read-only file system), and a run keeps its"
         " checkpoints and logs there; mend that, or begin under another run.root, at a checkpoint by --ckpt_path.\n"
+    )
+
+
+@pytest.mark.parametrize("room", [500, 2000])  # for neither file of a session, and for what is read back of no recipe
+def test_a_disk_that_fills_as_a_session_begins_is_a_sentence_and_the_run_goes_on_when_there_is_room(tmp_path, room):
+    recipe = write_recipe(tmp_path)
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "2").code == 0
+    run = tmp_path / "runs" / "tiny" / "0001"
+    words = ["--config", recipe, "--resume", "auto", "--trainer.max_steps", "3"]
+    with files_of_at_most(room):
+        done = command("fit", *words)
+    assert done.code == 1
+    assert re.fullmatch(
+        rf"lit-stable fit: {run}/\w+-02\.yaml: could not be written \(File too large; [\d.e+]+ GiB are free there\);"
+        " what was saved before it is whole: make room and go on from that.\n",
+        done.err,
+    ), done.err
+    assert not [path for path in run.iterdir() if path.name.startswith("recipe-02") or path.suffix == ".partial"]
+    done = command("fit", *words)
+    assert (done.code, "a branch" in done.out) == (0, False), done.err
+    assert [path.name for path in sorted((tmp_path / "runs" / "tiny").iterdir())] == ["0001"]
+    assert yaml.safe_load((run / "recipe-02.yaml").read_text())["trainer"]["max_steps"] == 3
+
+
+@pytest.mark.parametrize("text", ["", "model:\n  gpt: {n_la"])
+def test_a_recipe_that_was_cut_short_is_named_and_the_run_goes_on_by_the_one_before(tmp_path, text):
+    recipe = write_recipe(tmp_path)
+    assert command("fit", "--config", recipe, "--trainer.max_steps", "2").code == 0
+    run = tmp_path / "runs" / "tiny" / "0001"
+    for kind in ("recipe", "environment"):
+        (run / f"{kind}-02.yaml").write_text(text)
+    done = command("fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", "3")
+    assert (done.code, "a branch" in done.out) == (0, False), done.err
+    for kind in ("recipe", "environment"):
+        assert f"passed over: {run}/{kind}-02.yaml: cannot be read (" in done.out
+        assert yaml.safe_load((run / f"{kind}-03.yaml").read_text())
+        assert (run / f"{kind}-02.yaml").read_text() == text
+    (run / "recipe-03.yaml").write_text(text)
+    (run / "recipe-01.yaml").write_text(text)
+    done = command("fit", "--config", recipe, "--resume", "auto", "--trainer.max_steps", "4")
+    assert done.code == 2
+    assert done.err == (
+        f"lit-stable fit: {run}/recipe-03.yaml: cannot be read, nor any other recipe of the run, so nobody can tell"
+        " whether this is it; put it back, or begin a branch with --ckpt_path.\n"
+    )
+
+
+def test_a_disk_that_fills_under_a_logger_is_a_sentence(tmp_path, monkeypatch):
+    def full(self: CSVLogger) -> None:
+        raise ValueError("you tried to log what is not supported") from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(CSVLogger, "save", full)
+    done = command("fit", "--config", write_recipe(tmp_path))
+    assert done.code == 1
+    assert done.err.startswith(
+        f"lit-stable fit: {tmp_path}/runs/tiny/0001: could not be written (No space left on device; "
     )
 
 

@@ -55,6 +55,19 @@ def test_a_parent_outside_the_folder_is_named(tmp_path):
     assert draw(tmp_path / "new") == "near/0001  from step 5 of ../../../old/far/0001, no step logged, no checkpoint"
 
 
+def test_what_cannot_be_read_is_named_and_the_rest_is_drawn(tmp_path):
+    old = begin(tmp_path, "a", [3])
+    torn = begin(tmp_path, "b", [5], old, 3)
+    (torn / "parent.yaml").write_text("")
+    log(old, 1, ["2,2.5,"])
+    log(old, 2, ["3,abc,"])
+    assert draw(tmp_path).splitlines() == [
+        "a/0001  step 2, loss 2.5000 (csv-02/metrics.csv cannot be read), checkpoints 3",
+        "b/0001  no step logged, checkpoints 5",
+        f"    {torn}/parent.yaml: cannot be read (it is empty); put it back as it was.",
+    ]
+
+
 def test_a_folder_without_runs_and_one_that_is_not_there(tmp_path, capsys):
     assert draw(tmp_path) == f"{tmp_path}: no runs."
     assert run(["runs", str(tmp_path / "none")]) == 2

@@ -1,0 +1,68 @@
+"""What rank 0 alone writes for a run, and what is said where the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from lightning.pytorch import Trainer
+
+from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.checkpoint_contents import CheckpointError
+
+T = TypeVar("T")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def on_rank_zero(trainer: Trainer, folder: Path, act: Callable[[], T]) -> T:
+    """Do on rank 0 what reads or writes a run's folder, and give the result to all ranks, which call this together.
+
+    Raises:
+        MisconfigurationException: on all ranks, with a sentence, when the folder cannot be written to or one of its
+            files cannot be read; a ``CheckpointError`` where the disk is full.
+    """
+    done = problem = None
+    is_full = False
+    try:
+        done = act() if trainer.is_global_zero else None
+    except OSError as error:  # told to all: the others wait here
+        is_full = error.errno in _FULL
+        problem = not_written(error, folder) if is_full else _not_writable(error, folder)
+    except ValueError as error:
+        problem = str(error)
+    done, problem, is_full = trainer.strategy.broadcast((done, problem, is_full))
+    if problem is not None:
+        raise (CheckpointError if is_full else MisconfigurationException)(problem)
+    return done  # type: ignore[return-value]
+
+
+def full_disk(error: BaseException | None) -> OSError | None:
+    """The full disk that an error comes of, if it does: loggers write in threads of their own, and wrap it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def not_written(error: OSError, folder: Path) -> str:
+    """The sentence about a disk that is full; ``folder`` is named where the error names no file."""
+    path = Path(error.filename) if isinstance(error.filename, str) else folder
+    there = next((parent for parent in (path, *path.parents) if parent.is_dir()), Path())
+    free = shutil.disk_usage(there).free / 2**30
+    return (
+        f"{path}: could not be written ({error.strerror or error}; {free:.3g} GiB are free there); what was saved"
+        " before it is whole: make room and go on from that."
+    )
+
+
+def _not_writable(error: OSError, folder: Path) -> str:
+    return (
+        f"{folder}: cannot be written to ({error.strerror or error}), and a run keeps its checkpoints and logs there;"
+        " mend that, or begin under another run.root, at a checkpoint by --ckpt_path."
+    )

@@ -22,6 +22,8 @@ from lit_stable.callbacks.safe_checkpoints import KEY
 
 WEIGHT = "weight"  # the role of what is no optimizer state
 _GROUP = re.compile(r"optimizer_(\d+)\.param_groups\.(\d+)\.weight_decay")  # in a sharded checkpoint
+#: What torch raises about bytes that are no longer what was saved.
+UNREADABLE = (RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,25 @@ def _load(path: Path, trust: bool) -> Any:
             f"{path}: is not loaded, since it needs more than tensors and plain values ({first.strip()}); if you trust"
             " whoever wrote it, add --trust true."
         ) from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        first = str(error).splitlines()[0].split(". ")[0].rstrip(".")  # torch goes on at length
-        raise ValueError(f"{path}: cannot be read as a checkpoint ({first}).") from error
+    except (*UNREADABLE, AssertionError) as error:
+        raise ValueError(f"{path}: cannot be read as a checkpoint ({_reason(path, error)}).") from error
+
+
+def _reason(path: Path, error: Exception) -> str:
+    if path.is_file() and not path.stat().st_size:
+        return "it is empty"
+    # Torch goes on at length, or says nothing.
+    return next(iter(str(error).splitlines()), "").split(". ")[0].rstrip(".") or type(error).__name__
 
 
 def _open_content(path: Path, content: dict[str, Any]) -> CheckpointTensors:
     weights = content.get("state_dict", content if "optimizer_states" not in content else {})
+    optimizers = content.get("optimizer_states", [])
+    if not isinstance(weights, dict) or not all(isinstance(optimizer, dict) for optimizer in optimizers):
+        raise ValueError(f"{path}: holds no mappings under state_dict and optimizer_states; give what a Trainer saved.")
     entries = [Entry(name, WEIGHT, partial(_same, t)) for name, t in weights.items() if isinstance(t, Tensor)]
     eps, decays = [], dict[tuple[int, int], Any]()
-    for index, optimizer in enumerate(content.get("optimizer_states", [])):
+    for index, optimizer in enumerate(optimizers):
         groups = optimizer.get("param_groups", [])
         eps += [group["eps"] for group in groups if "eps" in group]
         decays |= {(index, number): group.get("weight_decay") for number, group in enumerate(groups)}

@@ -107,6 +107,14 @@ def test_refuses_what_is_no_checkpoint_and_what_may_run_code(tmp_path: Path) -> 
     (tmp_path / "text").write_text("no tensors here")
     with pytest.raises(ValueError, match=r"cannot be read as a checkpoint|needs more than tensors"):
         open_checkpoint(tmp_path / "text")
+    (tmp_path / "empty.ckpt").touch()
+    with pytest.raises(ValueError, match=r"empty\.ckpt: cannot be read as a checkpoint \(it is empty\)\.$"):
+        open_checkpoint(tmp_path / "empty.ckpt")
+    torch.save({"state_dict": torch.ones(3)}, tmp_path / "tensor.ckpt")
+    with pytest.raises(
+        ValueError, match=r"tensor\.ckpt: holds no mappings under state_dict and optimizer_states; give"
+    ):
+        open_checkpoint(tmp_path / "tensor.ckpt")
     whole = checkpoint(tmp_path / "whole.ckpt", {"w": torch.ones(1)}).read_bytes()
     (tmp_path / "half.ckpt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"half\.ckpt: cannot be read as a checkpoint \([^.]*\)\.$"):

@@ -27,6 +27,17 @@ def newest_usable(folder: Path, but: Path | None = None) -> Path | None:
     return None
 
 
+def whole_one_instead(path: Path, use: str) -> str:
+    """The remedy for a damaged checkpoint: the newest whole one beside it, if there is one.
+
+    Args:
+        path: The damaged one.
+        use: What is to be done with the other: ``resume from``.
+    """
+    usable = newest_usable(path.parent, but=path)
+    return f"{use} {usable}" if usable else f"no other usable checkpoint lies in {path.parent}"
+
+
 def _steps(path: Path) -> int:
     # Not by time alone: a clock may have been set back. What cannot be read this far comes last.
     file = path / "meta.pt" if path.is_dir() else path

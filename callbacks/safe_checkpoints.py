@@ -20,7 +20,7 @@ from .checkpoint_contents import (
 )
 from .checkpoint_writer import CheckpointWriter
 from .eight_bit_checkpoint import prepare_optimizers, refuse_unread
-from .newest_checkpoint import newest_usable
+from .newest_checkpoint import whole_one_instead
 from .optimizer_state import initialise_state, step_count
 from .parameter_order import in_todays_order, names_by_group
 from .shards import has_fsdp1
@@ -225,9 +225,7 @@ class SafeCheckpoints(StabilityCallback):
         wrong = next((phrase for phrase in found if phrase), None)
         if wrong is None:
             return
-        usable = newest_usable(path.parent, but=path)
-        remedy = f"resume from {usable}" if usable else f"no other usable checkpoint lies in {path.parent}"
-        raise CheckpointError(f"{wrong}; {remedy}.")
+        raise CheckpointError(f"{wrong}; {whole_one_instead(path, 'resume from')}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_unread(trainer.optimizers)

@@ -55,6 +55,13 @@ def is_for_the_user(error: Exception) -> bool:
     return isinstance(error, ValueError) and not _OURS.isdisjoint(Path(last.filename).resolve().parents)
 
 
+def exit_code(error: Exception) -> int:
+    """With which code an error of ours ends a command; one with a code of its own says it itself."""
+    # As below: where nothing has imported it, nothing has raised it.
+    loaded = sys.modules.get("lit_stable.callbacks.checkpoint_contents")
+    return FAILED if loaded is not None and isinstance(error, loaded.CheckpointError) else USAGE_ERROR
+
+
 def _is_misconfiguration(error: Exception) -> bool:
     # To import Lightning takes seconds; where nothing has, nothing has raised its exception.
     loaded = sys.modules.get("lightning.fabric.utilities.exceptions")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from lit_stable.callbacks.recovery_exit import Rewind
-from lit_stable.cli.errors import USAGE_ERROR, CommandEnd, is_for_the_user
+from lit_stable.cli.errors import CommandEnd, exit_code, is_for_the_user
 
 #: Subcommands that read no recipe, by the file of each: what one does not need it does not wait for.
 _ALONE = {
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if not is_for_the_user(error):
             raise
-        code, text = USAGE_ERROR, str(error)
+        code, text = exit_code(error), str(error)
     print(f"lit-stable {name}: {text}", file=sys.stderr, flush=True)
     return code
 

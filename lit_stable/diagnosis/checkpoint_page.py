@@ -13,7 +13,7 @@ def inspect(checkpoint: CheckpointTensors, lines: int = 20) -> str:
     """The page about one checkpoint: sizes, findings, tensors by RMS."""
     measured = [statistics(entry) for entry in checkpoint.entries if entry.role == WEIGHT]
     page = [_header(checkpoint, measured)]
-    found = tensor_findings(checkpoint, measured)
+    found = [*_damage(checkpoint), *tensor_findings(checkpoint, measured)]
     page += [f"  ! {line}" for line in found] or ["  nothing wrong found"]
     by_size = sorted(measured, key=lambda m: (m.not_finite, m.rms), reverse=True)
     shown = by_size[: lines or None]
@@ -25,6 +25,11 @@ def inspect(checkpoint: CheckpointTensors, lines: int = 20) -> str:
     if len(shown) < len(by_size):
         page.append(f"{len(by_size) - len(shown)} more; --lines 0 lists all")
     return "\n".join(page)
+
+
+def _damage(checkpoint: CheckpointTensors) -> list[str]:
+    """First of all findings: what is read from it is not what was saved."""
+    return [f"{checkpoint.damage}; use another checkpoint"] if checkpoint.damage else []
 
 
 def _header(checkpoint: CheckpointTensors, measured: list[Statistics]) -> str:
@@ -46,6 +51,7 @@ def compare(old: CheckpointTensors, new: CheckpointTensors, lines: int = 20) -> 
     before = {entry.name: entry for entry in old.entries if entry.role == WEIGHT}
     after = {entry.name: entry for entry in new.entries if entry.role == WEIGHT}
     page = [f"{old.path} (step {old.global_step}) -> {new.path} (step {new.global_step})"]
+    page += [f"  ! {line}" for checkpoint in (old, new) for line in _damage(checkpoint)]
     changes = []
     for name in [name for name in before if name in after]:
         a, b = before[name].read().double(), after[name].read().double()

@@ -7,7 +7,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from lit_stable.callbacks.checkpoint_files import damage
 from lit_stable.callbacks.safe_checkpoints import KEY
 
 WEIGHT = "weight"  # the role of what is no optimizer state
@@ -48,6 +49,8 @@ class CheckpointTensors:
     """Of the optimizers' groups, where they have one."""
     undecayed: frozenset[str] = frozenset()
     """Parameters that are known to stand in a group without weight decay."""
+    damage: str | None = None
+    """Which part of it does not match its checksum."""
 
     def weights(self) -> Iterator[Entry]:
         """Parameters and buffers."""
@@ -73,11 +76,15 @@ def open_checkpoint(path: Path, trust: bool = False) -> CheckpointTensors:
     if path.is_dir():
         if not (path / ".metadata").exists():
             raise ValueError(f"{path}: is a folder without `.metadata`, so no sharded checkpoint; give one inside it.")
-        return _open_folder(path, trust)
+        try:
+            return replace(_open_folder(path, trust), damage=damage(path))
+        except (*UNREADABLE, pickle.UnpicklingError) as error:
+            raise ValueError(f"{path}: cannot be read as a checkpoint ({damage(path) or error}).") from error
     content = _load(path, trust)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: holds a {type(content).__name__}, not a checkpoint's dict.")
-    return _open_content(path, content)
+    # In the format before torch 1.6 a file has no checksums.
+    return replace(_open_content(path, content), damage=damage(path) if zipfile.is_zipfile(path) else None)
 
 
 def _load(path: Path, trust: bool) -> Any:
@@ -85,6 +92,8 @@ def _load(path: Path, trust: bool) -> Any:
         # Mapped, so that one tensor at a time is in memory; files in the format before torch 1.6 cannot be.
         return torch.load(path, map_location="cpu", weights_only=not trust, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        if zipfile.is_zipfile(path) and (phrase := damage(path)):
+            raise ValueError(f"{path}: cannot be read as a checkpoint ({phrase}).") from error
         first = next((line for line in str(error).splitlines() if "GLOBAL" in line), "objects other than tensors")
         raise ValueError(
             f"{path}: is not loaded, since it needs more than tensors and plain values ({first.strip()}); if you trust"

@@ -29,11 +29,13 @@ class Statistics:
 def statistics(entry: Entry) -> Statistics:
     """Read one tensor and measure it."""
     tensor = entry.read()
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_floating_point():
+        tensor = tensor.double()  # formats of 8 bits can do no more than this
     finite = torch.isfinite(tensor) if tensor.is_floating_point() else torch.ones_like(tensor, dtype=torch.bool)
     values = tensor[finite].double() if tensor.numel() else tensor.double()
     rms = float(values.square().mean().sqrt()) if values.numel() else 0.0
     largest = float(values.abs().max()) if values.numel() else 0.0
-    dtype = str(tensor.dtype).removeprefix("torch.")
     return Statistics(entry.name, tuple(tensor.shape), dtype, rms, largest, int((~finite).sum()))
 
 

@@ -10,7 +10,9 @@ import lightning
 import torch
 from torch import Tensor
 
-from lit_stable.callbacks.checkpoint_files import partial_path, publish
+from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.checkpoint_files import damage, partial_path, publish
+from lit_stable.callbacks.newest_checkpoint import whole_one_instead
 from lit_stable.callbacks.safe_checkpoints import FORMAT, KEY
 from lit_stable.diagnosis.checkpoint_tensors import CheckpointTensors, open_checkpoint
 from lit_stable.model.config import GPTConfig
@@ -54,8 +56,11 @@ def open_model(path: Path) -> StoredModel:
     """Open a checkpoint of this project, one file or a sharded folder.
 
     Raises:
+        CheckpointError: when it is damaged.
         ValueError: when it cannot be read, or does not hold the options of a model.
     """
+    if path.exists() and (phrase := damage(path)):
+        raise CheckpointError(f"{phrase}; {whole_one_instead(path, 'give')}.")
     tensors = open_checkpoint(path)
     record = read_record(path)
     if "model" not in record:

@@ -137,6 +137,34 @@ def test_resume_auto_names_the_newest_whole_one_and_stops(damage: str, tmp_path:
     assert not list((tmp_path / "runs" / "tiny").glob("0002"))
 
 
+@pytest.mark.parametrize("words", [("average",), ("generate", "--ids", "[1]"), ("export", "--to", "hf"), ("validate",)])
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_flipped_bit_is_refused_whoever_reads_the_weights(
+    words: tuple[str, ...], kind: str, fitted: SimpleNamespace, tmp_path: Path
+) -> None:
+    whole, path, out = getattr(fitted, kind), tmp_path / "flipped.ckpt", tmp_path / "out"
+    if kind == "file":
+        shutil.copy(whole, path)
+        _flip_a_weight(path)
+        damaged = f"{path} is damaged: its record "
+    else:
+        shutil.copytree(whole, path)
+        shard = max(path.glob("*.distcp"), key=lambda file: file.stat().st_size)
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shard.write_bytes(content)
+        damaged = f"{shard} is damaged: "
+    name, *options = words
+    given = ["--config", fitted.recipe, "--trainer.strategy", STRATEGIES[kind], "--ckpt_path"]
+    given = given if name == "validate" else [whole] * (name == "average")
+    done = command(name, *given, path, *options, *(["--out", out] if name in ("average", "export") else []))
+    assert done.code == 1, done.err
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"lit-stable {name}: {damaged}")
+    assert line.endswith(f"does not match its checksum; no other usable checkpoint lies in {tmp_path}.")
+    assert not out.exists()
+
+
 def _flip_a_weight(path: Path) -> None:
     largest = max(zipfile.ZipFile(path).infolist(), key=lambda record: record.file_size)
     content = bytearray(path.read_bytes())

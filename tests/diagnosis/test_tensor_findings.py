@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,25 @@ def test_two_checkpoints_are_compared_by_relative_change(tmp_path: Path) -> None
     assert "new: only in the second" in lines[2]
     assert lines[3].startswith("2 tensors in both, 1 of them unchanged")
     assert [line.split() for line in lines[4:]] == [["0.5", "b"], ["0", "a"]]
+
+
+@pytest.mark.parametrize("lines", [inspect, compare])
+def test_a_flipped_bit_is_the_first_finding(tmp_path: Path, lines: Any) -> None:
+    whole, flipped = tmp_path / "whole.ckpt", tmp_path / "flipped.ckpt"
+    weight = torch.full((64,), 0.625)
+    content = bytearray(checkpoint(whole, {"w": weight}).read_bytes())
+    content[content.index(weight.numpy().tobytes()) + 3] ^= 0x40
+    flipped.write_bytes(content)
+    told = r"\n  ! \S+flipped\.ckpt is damaged: its record \S+ does not match its checksum; use another checkpoint\n"
+    opened = [open_checkpoint(path) for path in (whole, flipped)]
+    shown = lines(*opened) if lines is compare else lines(opened[1])
+    assert len(re.findall(told, shown)) == 1
+    assert "damaged" not in (lines(opened[0], opened[0]) if lines is compare else lines(opened[0]))
+
+
+def test_numbers_of_8_bits_are_measured(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "a.ckpt", {"w": torch.full((4,), 0.5).to(torch.float8_e4m3fn)})
+    assert page(path).splitlines()[-1].split() == ["w", "0.5", "0.5", "float8_e4m3fn", "4"]
 
 
 def test_refuses_what_is_no_checkpoint_and_what_may_run_code(tmp_path: Path) -> None:

@@ -130,18 +130,26 @@ class RecoveryBook:
     def set_aside(self, trainer: Trainer) -> None:
         """Rename what the last rewind left behind, ``NAME.branch-N``, so that nothing takes it for the run's own.
 
-        Done before the new branch trains, and again after a kill in between: what is renamed already stays.
+        Done before the new branch trains, and again after a kill in between: what is renamed already stays. So do those
+        of another run, which this one began from: they are that one's own.
         """
         now = self.now
         if trainer.is_global_zero and now.pending is not None:
             for saved in now.abandoned:
                 path = path_of(self.folder, saved.path)
+                if self._is_of_another_run(path):
+                    continue
                 files.recover(path)  # or the older one that an interrupted replacement left comes back under this name
                 aside = path.with_name(f"{path.name}.branch-{now.pending.branch}")
                 if path.exists() and not aside.exists():
                     path.rename(aside)
                     rank_zero_info(f"Recovery: {path} is of the branch that was left; it is {aside.name} now.")
         trainer.strategy.barrier()
+
+    def _is_of_another_run(self, path: Path) -> bool:
+        """Whether a ledger lies beside it that is not this one."""
+        places = {place.resolve() for place in (path.parent, path.parent.parent) if (place / FILE).is_file()}
+        return bool(places) and self.folder.resolve() not in places
 
 
 def ledger_folders(trainer: Trainer, own: Path) -> list[Path]:

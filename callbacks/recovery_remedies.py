@@ -125,4 +125,4 @@ class Remedies:
         progress = Progress.of(trainer)
         ends = [stop for _, stop in [*progress.dropped, *dropped]]
         behind = [position for position, _ in progress.reshuffles]
-        return max([progress.position, *ends, *behind]), mix(len(self.book.entries), step)
+        return max([progress.position, *ends, *behind]), mix(self.book.now.branch, step)

@@ -143,6 +143,17 @@ def test_checkpoints_of_the_branch_that_was_left_are_set_aside_and_refused(tmp_p
         fit_with_recovery(make_trainer(folder, 14, recovery=Recovery(rungs)), Module(), Data(), ckpt_path=aside)
 
 
+def test_checkpoints_of_the_run_that_a_branch_has_left_stay_as_they_are(tmp_path: Path) -> None:
+    rungs = [{"do": "rewind", "to": 5, "before": 0, "after": 1}, {"do": "stop"}]
+    parent, branch = tmp_path / "parent", tmp_path / "branch"
+    fit_with_recovery(make_trainer(parent, 20, recovery=Recovery(rungs)), Module(), Data())
+    names = sorted(path.name for path in parent.glob("*.ckpt*"))
+    trainer = make_trainer(branch, 22, recovery=Recovery(rungs))
+    fit_with_recovery(trainer, Module(poison(21)), Data(), ckpt_path=parent / "step-20.ckpt")
+    assert [entry.done["to"] for entry in ledger_lines(branch, "rewind")] == [5]
+    assert sorted(path.name for path in parent.glob("*.ckpt*")) == names
+
+
 def test_what_a_rewind_changes_stays_in_force(tmp_path: Path) -> None:
     options = {"factor": 0.5, "weight_decay": 0.3, "dropout": 0.4, "clip": 0.01, "reset_optimizer": True}
     rungs = [{"do": "rewind", "before": 0, "after": 0, **options}, {"do": "stop"}]
@@ -185,6 +196,17 @@ def test_what_is_still_to_be_read_may_come_in_another_order(tmp_path: Path) -> N
     assert not set(before) & set(after)
     assert not module.poison & {*before, *after}
     assert len(set(after)) == len(after)
+
+
+def test_the_other_order_is_the_same_however_often_the_run_was_saved(tmp_path: Path) -> None:
+    rungs = [{"do": "rewind", "to": 10, "before": 0, "after": 1, "reshuffle": True}, {"do": "stop"}]
+    orders = []
+    for every in (5, 2):
+        folder = tmp_path / str(every)
+        fit_with_recovery(make_trainer(folder, 14, every=every, recovery=Recovery(rungs)), Module(poison(12)), Data())
+        orders += [entry.done["reshuffled"] for entry in ledger_lines(folder, "rewind")]
+    assert len(orders) == 2
+    assert orders[0] == orders[1]
 
 
 # -- the other rungs -------------------------------------------------------------------------------------------------

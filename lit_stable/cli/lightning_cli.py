@@ -232,6 +232,7 @@ class LitStableCLI(LightningCLI):
         checkpoint = self._begins.checkpoint
         if subcommand == "fit" and checkpoint and not self._report.started:
             steps = Progress.of(self.trainer).steps
+            self._session.remove_unused()
             say(f"nothing to do: {checkpoint} is at step {steps}; set --trainer.max_steps above it to go on.")
 
     def _page(self, devices: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_stable.callbacks import Events, Progress, Recovery, RunControl
 from lit_stable.callbacks.argument_types import judges_arguments
-from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.base import MisconfigurationException, rank_zero_only
 from lit_stable.callbacks.one_beginning import refuse_beginnings_that_differ
 from lit_stable.callbacks.positions import merge_ranges
 from lit_stable.callbacks.safe_checkpoints import KEY
@@ -35,7 +36,7 @@ from lit_stable.run.console import say
 from lit_stable.run.fingerprint import environment_changes, fingerprint
 from lit_stable.run.folder import checkpoint_step, new_folder, where_to_go_on
 from lit_stable.run.full_disk import on_rank_zero
-from lit_stable.run.under_way import UnderWay
+from lit_stable.run.under_way import LOCK, UnderWay
 
 
 @judges_arguments(ValueError, "run")
@@ -89,6 +90,7 @@ class Session(Callback):
         self.resumed = resumed
         self.folder: Path | None = None
         self._goes_on_in: Path | None = None  # held, before others are told of it
+        self._made: Path | None = None  # a new folder, as long as nothing was trained in it
         self._weights_alone = weights_alone
         self._own_loggers = own_loggers
         self._under_way = UnderWay()
@@ -113,7 +115,9 @@ class Session(Callback):
             raise MisconfigurationException("\n".join(problems))
         facts = {**self._environment, "data": trainer.datamodule.fingerprint()}  # type: ignore[attr-defined]
         # A second fit with the same trainer goes on in the folder of the first.
-        folder = self.folder or self._goes_on_in or self._new_folder(trainer)
+        folder = self.folder or self._goes_on_in
+        if folder is None:
+            folder = self._made = self._new_folder(trainer)
         self._hold(trainer, folder)
         if self.folder is None:
             self._open(trainer, folder)
@@ -160,6 +164,16 @@ class Session(Callback):
         """
         self._under_way.give_back()
 
+    @rank_zero_only
+    def remove_unused(self) -> None:
+        """Give the number of a new folder back, if no step was to be taken in it. To be called after `leave`."""
+        if self._made is None:
+            return
+        for path in (*stored_recipes(self._made), *self._made.glob("environment-[0-9]*.yaml"), self._made / LOCK):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody has written more: it stays
+            self._made.rmdir()
+
     def _open(self, trainer: Trainer, folder: Path) -> None:
         # Not before it is held: who is told of a folder writes into it, his last words of a refusal too.
         self.folder = Events.of(trainer).folder = folder
@@ -184,6 +198,7 @@ class Session(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert self.folder is not None
+        self._made = None
         folder, beginning = self.folder, beginning_of(trainer, self.number)
         on_rank_zero(trainer, folder, lambda: write_beginning(folder, beginning))
         began, self.checkpoint = self.checkpoint, None  # another fit, after a rewind, begins within this run

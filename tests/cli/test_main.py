@@ -125,6 +125,14 @@ def test_a_finished_run_resumed_has_nothing_to_do_and_says_so(fitted):
     assert snapshot(fitted.run / "checkpoints") == before
 
 
+def test_a_branch_in_which_nothing_is_to_be_trained_uses_up_no_number(fitted):
+    before = snapshot(fitted.run.parent)
+    done = fit("--config", fitted.recipe, "--resume", "auto", "--model.z_loss", "0.1")
+    assert "nothing to do:" in done.out
+    after = snapshot(fitted.run.parent)
+    assert sorted({Path(name).parts[0] for name in after}) == sorted({Path(name).parts[0] for name in before})
+
+
 def test_what_the_table_says_to_type_goes_on_with_the_run(fitted, tmp_path):
     name = ["--run.name", "continued", "--trainer.accelerator", "auto", "--trainer.accelerator", "cpu"]
     done = fit("--config", fitted.recipe, *name, "--ckpt_path", fitted.last, "--trainer.max_steps", "7")

@@ -18,6 +18,7 @@ from .detector import Detector
 from .event_ring import EventRing
 from .events import Events, emit
 from .grad_norm import GradNorm
+from .logged_now import LoggedNow
 from .loss_scale_collapse import LossScaleCollapse
 from .low_loss import LowLoss
 from .plateau import Plateau
@@ -41,7 +42,9 @@ class Detectors(StabilityCallback):
     collapses, an inner quantity that surges. Nothing is done about it: the run is bit-identical to one without.
 
     They see every optimizer step's loss (mean over window and ranks) and global gradient norm; at logging steps also
-    the loss scale and every logged scalar whose name ``surge`` watches; at validations ``val/loss`` or ``val_loss``.
+    the loss scale and every scalar logged in that step whose name ``surge`` watches, before this callback's end of the
+    batch (in ``training_step``, say; what the trainer still has from an earlier step is no observation); at validations
+    ``val/loss`` or ``val_loss``.
     Numbers travel to the host without a wait and are read ``LAG`` = 4 steps late on CUDA, before a save and at the end
     at once. What is said depends on the numbers alone: the same on all ranks, and after a resume. Under a loss scale a
     gradient norm that is not finite is an overflow, which the scaler cures, and no spike; ``loss_scale`` tells of
@@ -97,6 +100,7 @@ class Detectors(StabilityCallback):
             raise MisconfigurationException("`Detectors`: all detectors are null; leave the callback away.")
         self.listeners: dict[str, Callable[[int, Mapping[str, float]], None]] = {}
         self._loss = WindowLoss()
+        self._logged = LoggedNow()
         self._trainer: Trainer | None = None  # while training: a save, which hands none over, flushes
         self._every_step = EventRing()  # rows of loss and gradient norm
         self._at_logging = EventRing()  # rows of the scalars named beside
@@ -121,7 +125,11 @@ class Detectors(StabilityCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer
         self._loss.clear()
+        self._logged.clear()
         self._last_step = Progress.of(trainer).steps
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._logged.begin_batch(trainer)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._loss.add(loss)
@@ -145,6 +153,7 @@ class Detectors(StabilityCallback):
         if was_logging_step(trainer):
             self._send_logged(trainer, step)
             log_number(pl_module, "stability/events", self._count)
+        self._logged.end_step(trainer)
         self._look(trainer, self._every_step.take(step), self._at_logging.take(step))
 
     def _send_logged(self, trainer: Trainer, step: int) -> None:
@@ -152,7 +161,7 @@ class Detectors(StabilityCallback):
         patterns = [pattern for one in self._detectors if isinstance(one, Surge) for pattern in one.signals]
         logged = {
             name: value
-            for name, value in sorted(trainer.callback_metrics.items())
+            for name, value in sorted(self._logged.values(trainer).items())
             if any(fnmatchcase(name, pattern) for pattern in patterns)
         }
         scale = loss_scale(trainer)

@@ -134,6 +134,19 @@ def forget_validation_first(trainer: Trainer) -> None:
         trainer.fit_loop.epoch_loop.__dict__.pop(name, None)
 
 
+def last_logged(trainer: Trainer) -> dict[str, tuple[tuple[str, ...], Tensor]]:
+    """By hook and name, the names and the value that ``log`` was last called with in training in this epoch.
+
+    Each call makes a tensor of its own. The public ``callback_metrics`` has the values of earlier steps beside those of
+    this one, and makes a new tensor of each whenever it is asked.
+    """
+    return {
+        key: (tuple({metric.meta.name: 0, metric.meta.forked_name(True): 0}), metric._forward_cache)
+        for key, metric in trainer.fit_loop.epoch_loop._results.items()
+        if not metric.has_reset and isinstance(metric._forward_cache, Tensor)
+    }
+
+
 def collective_timeout(trainer: Trainer) -> timedelta | None:
     """How long a collective may take under the trainer's strategy; ``None``: torch's default."""
     return getattr(trainer.strategy, "_timeout", None)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import StabilityCallback, find_or_install
 from .deferred_logging import log_late
 from .late_reads import LateReads
-from .private_names import logged_step
+from .private_names import logged_step, window_is_open
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -29,6 +29,9 @@ class Scalars(StabilityCallback):
     A monitor calls ``Scalars.of(trainer)`` in its ``setup`` and ``add`` in a logging step, with numbers that are equal
     on all ranks. Nothing is logged of its own.
 
+    Attributes:
+        of_this_step: What was measured in the step that has just ended; the trainer keeps what is older beside it.
+
     Example::
 
         >>> Scalars.of(trainer).add(["stability/weight_rms/wte"], torch.ones(1))  # doctest: +SKIP
@@ -39,6 +42,8 @@ class Scalars(StabilityCallback):
     def __init__(self) -> None:
         self._names: list[str] = []
         self._values: list[Tensor] = []  # (n,) fp64, on the device
+        self.of_this_step: dict[str, Tensor] = {}
+        self._has_ended = False
 
     @staticmethod
     def of(trainer: Trainer) -> Scalars:
@@ -57,11 +62,15 @@ class Scalars(StabilityCallback):
         self._values.append(torch.as_tensor(values, dtype=torch.float64).detach().reshape(len(names)))
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if self._has_ended:
+            self.of_this_step = {}
+        self._has_ended = not window_is_open(trainer)
         if not self._names:
             return
         values = [value for tensor in self._values for value in tensor.unbind()]
         measured = dict(zip(self._names, values, strict=True))
         self._names, self._values = [], []
+        self.of_this_step.update(measured)
         step = trainer.callback_metrics.get("step")  # where a module logs one, Lightning takes it for the x axis
         log_late(trainer, measured, logged_step(trainer) if step is None else int(step))
         trainer.callback_metrics.update(measured)
@@ -69,3 +78,4 @@ class Scalars(StabilityCallback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._names, self._values = [], []
+        self.of_this_step, self._has_ended = {}, False

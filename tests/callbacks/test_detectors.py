@@ -12,10 +12,11 @@ from lightning.pytorch.plugins import MixedPrecision
 from text_logger import TextLogger
 from tiny_fit import TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot
 
-from lit_stable.callbacks import Detectors, Event, Events
+from lit_stable.callbacks import Detectors, Event, Events, Progress
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.events import read_events
 from lit_stable.callbacks.plateau import Plateau
+from lit_stable.callbacks.scalars import Scalars
 from lit_stable.callbacks.spike_alarm import SpikeAlarm
 from lit_stable.callbacks.surge import Surge
 
@@ -96,6 +97,53 @@ def test_a_logged_scalar_that_grows_is_a_surge(tmp_path: Path) -> None:
     trainer.fit(TinyModule(), TinyData())
     surges = [e for e in events_of(trainer) if e.kind == "surge"]
     assert [e.evidence["signal"] for e in surges] == ["activation/fc2"]
+
+
+class LogsNowAndThen(Callback):
+    """Logs a quantity in every third step, at one hook."""
+
+    def __init__(self, hook: str, by_scalars: bool) -> None:
+        self.by_scalars = by_scalars
+        setattr(self, hook, self._log)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        Scalars.of(trainer)
+
+    def _log(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        step = Progress.of(trainer).start.steps + 1
+        if step % 3 == 0 and self.by_scalars:
+            Scalars.of(trainer).add(["activation/fc2"], [float(step)])
+        elif step % 3 == 0:
+            pl_module.log("activation/fc2", float(step))
+
+
+@pytest.mark.parametrize("by_scalars", [False, True])
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_backward", "on_before_optimizer_step"])
+@pytest.mark.parametrize(("every", "window"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("is_ahead", [True, False])
+def test_a_logged_scalar_is_observed_in_the_steps_in_which_it_is_logged_alone_and_so_after_a_resume(
+    by_scalars: bool, hook: str, every: int, window: int, is_ahead: bool, tmp_path: Path
+) -> None:
+    def run(*callbacks: Callback, **fit: Any) -> dict[int, float]:
+        observed: dict[int, float] = {}
+
+        def listen(step: int, values: Any) -> None:
+            if "activation/fc2" in values:
+                observed[step] = values["activation/fc2"]
+
+        detectors = Detectors(surge=Surge(["activation/*"]))
+        detectors.listeners["test"] = listen
+        ours = [LogsNowAndThen(hook, by_scalars), Progress(), detectors]
+        options: dict[str, Any] = {"log_every_n_steps": every, "accumulate_grad_batches": window}
+        trainer = quiet_trainer(*(ours if is_ahead else ours[1:] + ours[:1]), *callbacks, max_steps=13, **options)
+        trainer.fit(TinyModule(), TinyData(), **fit)
+        return observed
+
+    save = Watch("on_train_batch_end", lambda t, *rest: t.save_checkpoint(tmp_path / f"{t.global_step}.ckpt"))
+    whole = run(save)
+    assert whole == {step: step for step in range(3, 14, 3) if step % every == 0}
+    for cut in (3, 4, 8):
+        assert run(ckpt_path=tmp_path / f"{cut}.ckpt") == {step: n for step, n in whole.items() if step > cut}
 
 
 class Validates(TinyModule):

@@ -169,6 +169,25 @@ def test_the_row_of_a_step_has_the_number_of_steps_before_it() -> None:
     assert seen == [0, 1, 2, 3]
 
 
+def test_each_call_of_log_makes_a_tensor_of_its_own_which_stays() -> None:
+    """Pins ``_results``, ``has_reset``, ``_forward_cache`` and ``meta.forked_name``."""
+
+    def log(trainer: Any, *rest: Any) -> None:
+        if trainer.global_step != 1:
+            trainer.lightning_module.log("a", float(trainer.global_step))
+        trainer.lightning_module.log("b", 1.0, on_epoch=True)
+
+    seen: list[Any] = []
+    watch = Watch("on_train_batch_end", lambda t, *rest: seen.append(private_names.last_logged(t)))
+    quiet_trainer(Watch("on_before_backward", log), watch, max_steps=3).fit(TinyModule(), TinyData(resumes=False))
+    (first, second, third), key = seen, "on_before_backward.a"
+    assert first.keys() == {key, "on_before_backward.b"}
+    assert first[key][0] == ("a",)
+    assert first["on_before_backward.b"][0] == ("b", "b_step")
+    assert first[key][1] is second[key][1] is not third[key][1]
+    assert [float(row[key][1]) for row in seen] == [0, 0, 2]
+
+
 def test_a_fit_can_begin_with_the_validation_of_the_step_before(tmp_path: Path) -> None:
     """Pins ``advance``, ``_should_accumulate``, ``_batches_that_stepped`` and ``val_loop.restarting``."""
 

@@ -21,7 +21,7 @@ class EarlyEnd:
         self._ended = False
 
     def end(self, trainer: Trainer) -> None:
-        """To be called by all ranks in ``on_train_batch_end`` of a batch that stepped."""
+        """To be called by all ranks at the end of a batch that stepped (:func:`~.private_names.after_batch_end`)."""
         loop = trainer.fit_loop
         overrides: list[tuple[Any, str, Any]] = [
             (trainer, "limit_val_batches", 0),
@@ -45,7 +45,7 @@ class EarlyEnd:
 
 
 def save_now(trainer: Trainer, folder: str | None = None, prefix: str = "stopped") -> None:
-    """Write one checkpoint; called by all ranks.
+    """Write one checkpoint; called by all ranks, behind the hooks of a batch that stepped.
 
     By the first checkpoint callback that has ``save_now(trainer)``; where none does, to ``PREFIX-step=N.ckpt`` in
     ``folder``, by default the trainer's root folder.

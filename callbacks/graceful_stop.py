@@ -11,7 +11,9 @@ from .base import StabilityCallback, rank_zero_info
 from .early_end import EarlyEnd, save_now
 from .host_agreement import HostAgreement
 from .private_names import (
+    after_batch_end,
     after_signal_registration,
+    forget_batch_end,
     restore_signal_registration,
     restore_sigterm_broadcast,
     silence_sigterm_broadcast,
@@ -34,9 +36,10 @@ class GracefulStop(StabilityCallback):
     or, where it leaves the process for that, by the process's exit code: ``Rewind.exit_code``.
     Nothing is logged.
 
-    The checkpoint is written by the first checkpoint callback that has ``save_now(trainer)``, else to
-    ``stopped-step=N.ckpt`` under ``dirpath``. The process should then exit with ``128 + signal`` (130 or 143), so that
-    a launcher does not take the run as finished: ``signal`` says which one it was.
+    The checkpoint is written behind every ``on_train_batch_end`` of the step, whoever's it is: by the first checkpoint
+    callback that has ``save_now(trainer)``, else to ``stopped-step=N.ckpt`` under ``dirpath``. The process should then
+    exit with ``128 + signal`` (130 or 143), so that a launcher does not take the run as finished: ``signal`` says which
+    one it was.
 
     Args:
         dirpath: Folder of the checkpoint when no callback offers to write it; ``None``: the trainer's root folder.
@@ -107,6 +110,9 @@ class GracefulStop(StabilityCallback):
         self.signal = received
         name = signal.Signals(received).name
         rank_zero_info(f"{name} received: writing a checkpoint after step {trainer.global_step}, then stopping.")
+        after_batch_end(trainer, lambda: self._save_and_end(trainer))
+
+    def _save_and_end(self, trainer: Trainer) -> None:
         save_now(trainer, self.dirpath)
         self._end.end(trainer)
 
@@ -129,6 +135,7 @@ class GracefulStop(StabilityCallback):
         self._previous = {}
         self._training = False
         restore_signal_registration(trainer)
+        forget_batch_end(trainer)
         self._end.undo(trainer)
         restore_sigterm_broadcast(trainer)
         self._ranks.close()

@@ -176,6 +176,29 @@ def restore_step_metrics(trainer: Trainer) -> None:
     trainer._logger_connector.__dict__.pop("update_train_step_metrics", None)
 
 
+def after_batch_end(trainer: Trainer, function: Callable[[], None]) -> None:
+    """Call ``function`` once, behind every ``on_train_batch_end`` of the batch that ends, the LightningModule's too.
+
+    A save in a callback's hook lacks what those behind it do in theirs, as the update of an average of the weights; and
+    a fit that goes on from it does not make up for it. Lightning then tells its connector that the batch has ended,
+    and counts the batch after that, so that what is saved is as in the hook. Several functions are called in order.
+    """
+    connector: Any = trainer._logger_connector
+    end = connector.on_batch_end
+
+    def on_batch_end() -> None:
+        forget_batch_end(trainer)
+        end()
+        function()
+
+    connector.on_batch_end = on_batch_end
+
+
+def forget_batch_end(trainer: Trainer) -> None:
+    """Undo :func:`after_batch_end` where its time has not come; nothing happens where nothing was asked."""
+    trainer._logger_connector.__dict__.pop("on_batch_end", None)
+
+
 def after_signal_registration(trainer: Trainer, install: Callable[[], None]) -> None:
     """Call ``install`` right after Lightning has put its own signal handlers in place.
 

@@ -20,7 +20,7 @@ from .early_end import EarlyEnd, save_now
 from .events import Event, Events, emit
 from .host_agreement import HostAgreement
 from .learning_rate import EffectiveLR
-from .private_names import window_is_open
+from .private_names import after_batch_end, forget_batch_end, window_is_open
 from .progress import Mark, Progress
 from .safe_checkpoints import KEY
 
@@ -40,9 +40,9 @@ class RunControl(StabilityCallback):
     and of every other change, for the rest of the run.
 
     Rank 0 looks for orders after every ``every_steps``-th optimizer step; all ranks carry them out together at that
-    step boundary, in the order in which they were asked. Each is first written, to disk, as a line of
-    ``folder/control.jsonl``, and an event ``control`` says it to the loggers. Without that line (a full disk) only a
-    stop is carried out; the others wait.
+    step boundary, behind every ``on_train_batch_end``, in the order in which they were asked. Each is first written, to
+    disk, as a line of ``folder/control.jsonl``, and an event ``control`` says it to the loggers. Without that line (a
+    full disk) only a stop is carried out; the others wait.
 
     **The learning rate is in force after a resume**, from the very step on: from the checkpoint, or, where that is
     older than the order, from the ledger when the run comes to the step again. A run that branches off from an earlier
@@ -89,6 +89,7 @@ class RunControl(StabilityCallback):
         self._changes: dict[str, tuple[int, float]] = {}  # by order: steps behind the run, factor
         self._run = ""
         self._steps = 0
+        self._is_within_hooks = False  # of the end of a batch, behind which what was ordered in its step is in force
         self._end = EarlyEnd()
         self._ranks = HostAgreement()
         self._trainers_own: Any = None  # its interval between validations, while one is asked for
@@ -151,6 +152,9 @@ class RunControl(StabilityCallback):
         if window_is_open(trainer):
             return
         before, self._steps = self._steps, Progress.of(trainer).steps
+        self._is_within_hooks = any(step == self._steps for step, _ in self._changes.values())
+        if self._is_within_hooks:  # in the run that is repeated, as it was in the first
+            after_batch_end(trainer, self._leave_hooks)
         if self._changes and was_logging_step(trainer):
             log_number(pl_module, "stability/control_lr_factor", self.factor(before))
         if self.is_replay or self._steps % self.every_steps:
@@ -158,8 +162,15 @@ class RunControl(StabilityCallback):
         found = self._new(trainer) if trainer.is_global_zero else []
         if self._ranks.largest(len(found)):
             orders: list[Done] = self._ranks.from_rank_0(found)
-            for done in orders:
-                self._carry_out(trainer, pl_module, done)
+            # What is saved is to hold what callbacks behind this one do at the end of the batch.
+            after_batch_end(trainer, lambda: self._carry_all_out(trainer, pl_module, orders))
+
+    def _leave_hooks(self) -> None:
+        self._is_within_hooks = False
+
+    def _carry_all_out(self, trainer: Trainer, module: LightningModule, orders: list[Done]) -> None:
+        for done in orders:
+            self._carry_out(trainer, module, done)
 
     def _new(self, trainer: Trainer) -> list[Done]:
         """What is to be carried out now, on record already."""
@@ -229,6 +240,8 @@ class RunControl(StabilityCallback):
         if stage != "fit":
             return
         self._put_back(trainer)
+        forget_batch_end(trainer)
+        self._is_within_hooks = False
         self._end.undo(trainer)
         if self._changes:
             EffectiveLR.of(trainer).remove("RunControl")
@@ -236,7 +249,8 @@ class RunControl(StabilityCallback):
 
     def state_dict(self) -> dict[str, Any]:
         # What is on record of later steps, in the run that is repeated, does not belong to this one's past yet.
-        past = {name: list(change) for name, change in self._changes.items() if change[0] <= self._steps}
+        first_unknown = self._steps + (not self._is_within_hooks)
+        past = {name: list(change) for name, change in self._changes.items() if change[0] < first_unknown}
         return {"changes": past}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

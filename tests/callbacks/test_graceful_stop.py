@@ -11,6 +11,7 @@ import pytest
 import torch
 from forked import Script
 from hosts import Manual, loader
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from tiny_fit import TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot, train_more
 
 from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress
@@ -70,6 +71,42 @@ def test_going_on_from_its_checkpoint_equals_never_having_stopped(number: int, t
     assert_same_bits(snapshot(resumed), snapshot(straight))
 
 
+class Averages(Callback):
+    """Keeps a sum of the weights that every step ends with, and saves it."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.seen.append(float(pl_module.net[0].weight.sum()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": list(self.seen)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = list(state_dict["seen"])
+
+
+class AveragesLate(Averages, Checkpoint):
+    """The same behind what saves: Lightning puts those of this kind at the end."""
+
+
+@either_signal
+@pytest.mark.parametrize("kind", [Averages, AveragesLate])
+def test_what_others_do_at_the_end_of_the_batch_is_in_the_checkpoint(number: int, kind: Any, tmp_path: Path) -> None:
+    def fit(module: TinyModule, resume: Path | None = None) -> list[float]:
+        own = kind()
+        options = {"default_root_dir": tmp_path, "enable_checkpointing": True}
+        trainer = quiet_trainer(GracefulStop(), Progress(), own, max_steps=5, **options)
+        trainer.fit(module, TinyData(), ckpt_path=resume)
+        assert "on_batch_end" not in vars(trainer._logger_connector)
+        return own.seen
+
+    straight = fit(TinyModule())
+    assert fit(Signals({2: [number]})) == straight[:3]
+    assert fit(TinyModule(), tmp_path / "stopped-step=3.ckpt") == straight
+
+
 def test_several_sigterms_are_one(tmp_path: Path) -> None:
     trainer = trainer_that_stops(tmp_path)
     trainer.fit(Signals({3: [signal.SIGTERM] * 3, 4: [signal.SIGTERM]}), TinyData())
@@ -90,8 +127,6 @@ def test_a_second_sigint_ends_at_once(before: list[int], tmp_path: Path) -> None
 
 
 def test_a_callback_that_offers_to_save_is_asked_once_instead(tmp_path: Path) -> None:
-    from lightning.pytorch.callbacks import Checkpoint
-
     class Saves(Checkpoint):
         def __init__(self) -> None:
             self.saved: list[int] = []

@@ -169,6 +169,29 @@ def test_the_row_of_a_step_has_the_number_of_steps_before_it() -> None:
     assert seen == [0, 1, 2, 3]
 
 
+def test_a_function_can_be_called_behind_all_that_ends_a_batch_and_before_it_is_counted() -> None:
+    """Pins ``_logger_connector`` and ``on_batch_end``."""
+    seen: list[Any] = []
+
+    def ask(trainer: Any, *rest: Any) -> None:
+        for name in ("first", "second"):
+            private_names.after_batch_end(trainer, lambda name=name: note(trainer, name))
+
+    def note(trainer: Any, name: str) -> None:
+        progress = trainer.fit_loop.epoch_loop.batch_progress.total
+        seen.append((name, trainer.global_step, progress.processed, progress.completed))
+
+    class Ends(TinyModule):
+        def on_train_batch_end(self, *rest: Any) -> None:
+            note(self.trainer, "module")
+
+    late = Watch("on_train_batch_end", lambda trainer, *rest: note(trainer, "late"))
+    trainer = quiet_trainer(Watch("on_train_batch_end", ask), late, max_steps=2)
+    trainer.fit(Ends(), TinyData(resumes=False))
+    assert seen == [(name, n, n, n - 1) for n in (1, 2) for name in ("late", "module", "first", "second")]
+    assert "on_batch_end" not in vars(trainer._logger_connector)
+
+
 def test_each_call_of_log_makes_a_tensor_of_its_own_which_stays() -> None:
     """Pins ``_results``, ``has_reset``, ``_forward_cache`` and ``meta.forked_name``."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 from tiny_fit import TinyData, TinyModule, assert_same_bits, quiet_trainer, snapshot
 
@@ -65,6 +66,38 @@ def test_orders_are_carried_out_at_the_end_of_the_step_in_which_they_come(tmp_pa
     assert not list((tmp_path / INBOX).iterdir())
 
 
+class Counts(Callback):
+    """Learns something at the end of every batch."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+
+def test_a_save_holds_what_callbacks_behind_it_and_the_module_do_at_the_end_of_the_batch(tmp_path: Path) -> None:
+    class Buffered(TinyModule):
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.batches += 1
+
+    module = Buffered()
+    module.register_buffer("batches", torch.zeros(()))
+    control = RunControl(folder=str(tmp_path))
+    says = Says(tmp_path, {2: ["save", "lr*=0.5"], 4: ["stop"]})
+    options: dict[str, Any] = {"max_steps": 6, "accumulate_grad_batches": 2}
+    quiet_trainer(control, says, Counts(), **options).fit(module, TinyData())
+    for name, batches in (("asked-step=2", 4), ("stopped-step=4", 8)):
+        saved = torch.load(tmp_path / f"{name}.ckpt")
+        assert saved["callbacks"]["Counts"] == {"batches": batches}
+        assert saved["state_dict"]["batches"] == batches
+        assert len(saved["callbacks"]["RunControl"]["changes"]) == batches // 8, "in the order in which they came"
+        assert saved["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["completed"] == batches - 1
+
+
 def test_without_an_order_nothing_is_on_the_optimizer_or_in_the_log_and_no_bit_differs(tmp_path: Path) -> None:
     steered, *_ = run(tmp_path, log_every_n_steps=1)
     bare = quiet_trainer(AccumulationWindows(4, 2), max_steps=6, log_every_n_steps=1)
@@ -90,10 +123,13 @@ def test_a_changed_rate_is_in_force_from_the_same_step_on_after_a_resume_from_be
     assert len(read_ledger(tmp_path)) == 1
 
 
-def test_a_branch_in_another_folder_knows_what_came_before_it_alone(tmp_path: Path) -> None:
-    run(tmp_path / "a", {4: ["lr*=0.5"]}, save_at=(2, 4))
-    run(tmp_path / "a", save_at=(3,), resume=tmp_path / "a" / "2.ckpt")  # which knows from the ledger what will come
-    for saved, rate in ((2, 0.05), (3, 0.05), (4, 0.025)):
+@pytest.mark.parametrize(("at", "again"), [((4, 5), ()), ((), (4, 5))])
+def test_a_branch_in_another_folder_knows_what_came_before_it_alone(
+    at: tuple[int, ...], again: tuple[int, ...], tmp_path: Path
+) -> None:
+    run(tmp_path / "a", {4: ["lr*=0.5"]}, save_at=(2, *at))
+    run(tmp_path / "a", save_at=(3, *again), resume=tmp_path / "a" / "2.ckpt")  # which knows from the ledger what comes
+    for saved, rate in ((2, 0.05), (3, 0.05), (4, 0.05), (5, 0.025)):  # it is carried out behind the hooks of step 4
         _, says, _ = run(tmp_path / f"from-{saved}", resume=tmp_path / "a" / f"{saved}.ckpt")
         assert set(says.rates.values()) == {rate}
 

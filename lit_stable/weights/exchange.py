@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
-from lit_stable.callbacks.checkpoint_files import partial_path
+from lit_stable.callbacks.whole_file import write_whole
 from lit_stable.data.tokenizer import Tokenizer
 from lit_stable.model.config import GPTConfig
+from lit_stable.model.gpt import GPT
 from lit_stable.model.same_model import model_record
-from lit_stable.weights.families import FAMILIES, FamilyName, closest_family, export_problems, import_problems
+from lit_stable.weights.families import FAMILIES, Family, FamilyName, closest_family, export_problems, import_problems
 from lit_stable.weights.family_names import from_family, has_biases, to_family
 from lit_stable.weights.hf_folder import read_folder, write_folder
 from lit_stable.weights.stored_model import build_model, open_model, refuse_existing, write_weights
@@ -83,13 +86,61 @@ def import_from_hf(folder: Path, out: Path) -> list[str]:
     if problems := import_problems(settings):
         raise ValueError("\n".join(f"{folder / 'config.json'}: {problem}" for problem in problems))
     kind = FAMILIES[settings["model_type"]]
-    recorded = settings.get(RECORD, {})
-    options = {**recorded, **kind.options(settings)}
-    config = GPTConfig(**{**options, "bias": bool(recorded.get("bias")) or has_biases(tensors)})
-    write_weights(out, config, from_family(tensors, kind, config), imported=str(folder))
-    partial_path(recipe).write_text(yaml.safe_dump({"model": {"gpt": _said(config)}}, sort_keys=False))
-    partial_path(recipe).replace(recipe)
+    config = _config(folder / "config.json", settings, kind, has_biases(tensors))
+    weights = _weights(folder, tensors, kind, config)
+    write_weights(out, config, weights, imported=str(folder))
+    write_whole(recipe, yaml.safe_dump({"model": {"gpt": _said(config)}}, sort_keys=False))
     return [f"{out}: {config}", f"{recipe}: its model, for --config"]
+
+
+def _config(path: Path, settings: dict[str, Any], kind: Family, has_biases: bool) -> GPTConfig:
+    """The options of a model that a config.json describes."""
+    recorded = settings.get(RECORD) or {}
+    if not isinstance(recorded, dict):
+        raise ValueError(f"{path}: {RECORD}={recorded!r}: must be a mapping, as export writes it; take it out.")
+    if unknown := [name for name in recorded if name not in GPTConfig.__dataclass_fields__]:
+        raise ValueError(f"{path}: {RECORD}.{unknown[0]}: is no option of a model here; upgrade lit-stable.")
+    try:
+        options = {**recorded, **kind.options(settings)}
+        return GPTConfig(**{**options, "bias": bool(recorded.get("bias")) or has_biases})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: describes no model that there can be ({_one_line(error)}); mend it.") from error
+
+
+def _weights(folder: Path, tensors: Mapping[str, Tensor], kind: Family, config: GPTConfig) -> dict[str, Tensor]:
+    """The weights as a GPT has them, each of the shape that the settings say."""
+    _refuse_too_many_layers(folder, tensors, config)
+    try:
+        weights = from_family(tensors, kind, config)
+    except RuntimeError as error:  # torch cannot put them into the layout of such a model
+        raise ValueError(
+            f"{folder}: its weights have not the shapes that config.json says ({_one_line(error)}); give the"
+            " config.json that belongs to them."
+        ) from error
+    with torch.device("meta"):
+        wanted = {name: tuple(parameter.shape) for name, parameter in GPT(config).named_parameters()}
+    for name, tensor in weights.items():
+        if name in wanted and tuple(tensor.shape) != wanted[name]:
+            raise ValueError(
+                f"{folder}: {name} has shape {tuple(tensor.shape)} among its weights and {wanted[name]} by its"
+                " config.json; give the config.json that belongs to them."
+            )
+    if wrong := sorted(weights.keys() ^ wanted.keys()):
+        raise ValueError(f"{folder}: its weight {wrong[0]} does not belong to the model that its config.json says.")
+    return weights
+
+
+def _refuse_too_many_layers(folder: Path, tensors: Mapping[str, Tensor], config: GPTConfig) -> None:
+    # Each has weights of its own; a number with digits too many would be counted through for hours.
+    if config.n_layer > len(tensors):
+        raise ValueError(
+            f"{folder / 'config.json'}: describes {config.n_layer} layers, and there are {len(tensors)} weights in all;"
+            " give the config.json that belongs to them."
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")
 
 
 def _said(config: GPTConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lit_stable.callbacks.checkpoint_files import partial_path, publish, remove
 from lit_stable.data.tokenizer import Tokenizer
+from lit_stable.diagnosis.checkpoint_tensors import UNREADABLE
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
 
@@ -85,9 +87,22 @@ def _read_safe(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
     except ImportError as error:
         raise ValueError(f"{path}: is read by safetensors; pip install 'lit-stable[hf]'.") from error
-    return load_file(path)
+    try:
+        return load_file(path)
+    except Exception as error:  # safetensors has an exception of its own, and others for what torch cannot hold
+        raise _not_whole(path, error) from error
 
 
 def _read_pickled(path: Path) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (*UNREADABLE, pickle.UnpicklingError) as error:
+        raise _not_whole(path, error) from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ValueError(f"{path}: holds no tensors by name; give a folder that transformers has saved.")
     return state
+
+
+def _not_whole(path: Path, error: Exception) -> ValueError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return ValueError(f"{path}: cannot be read as weights ({reason}); copy the whole file.")

@@ -206,6 +206,22 @@ def test_an_option_without_a_counterpart_is_named(tmp_path, options, text):
         ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "post_layernorm=True"),
         ({"n_layer": 1}, "transformer.h.1.* is no weight|h.1.* is no weight"),
         ({"n_layer": 3}, "h.2.ln_1.weight: is missing"),
+        ({"n_layer": 10**9}, "config.json: describes 1000000000 layers, and there are"),
+        ({"n_layer": None}, "config.json: describes no model that there can be"),
+        ({"n_embd": "x"}, "config.json: describes no model that there can be"),
+        (
+            {"vocab_size": 100},
+            r"hf: wte.weight has shape \(\d+, 32\) among its weights and \(100, 32\) by its",
+        ),
+        (
+            {"n_positions": 16},
+            r"hf: wpe.weight has shape \(\d+, 32\) among its weights and \(16, 32\) by its",
+        ),
+        ({"n_inner": 64}, r"hf: blocks.0.mlp.up.weight has shape \(128, 32\) among its weights and \(64, 32\) by its"),
+        ({"n_embd": 64}, r"hf: its weights have not the shapes that config.json says|hf: wte.weight has shape"),
+        ({"n_embd": 64, "n_head": 64}, r"hf: its weights have not the shapes that config.json says|has shape"),
+        ({"lit_stable": "x"}, "config.json: lit_stable='x': must be a mapping, as export writes it; take it out"),
+        ({"lit_stable": {"novelty": 1}}, "config.json: lit_stable.novelty: is no option of a model here; upgrade"),
     ],
 )
 def test_a_setting_without_a_counterpart_is_named(tmp_path, settings, text):
@@ -215,7 +231,7 @@ def test_a_setting_without_a_counterpart_is_named(tmp_path, settings, text):
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
     with pytest.raises(ValueError, match=text):
         import_from_hf(tmp_path / "hf", tmp_path / "back.ckpt")
-    assert not (tmp_path / "back.ckpt").exists()
+    assert not list(tmp_path.glob("back.*"))
 
 
 def test_a_bias_that_was_trained_there_is_kept(tmp_path):

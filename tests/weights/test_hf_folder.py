@@ -62,6 +62,19 @@ def test_a_part_that_is_not_there_is_named(folder: Path) -> None:
         read_folder(folder)
 
 
+@pytest.mark.parametrize("kind", ["model.safetensors", "pytorch_model.bin"])
+@pytest.mark.parametrize("left", [0, 40, 100])
+def test_weights_that_were_cut_off_are_named(folder: Path, kind: str, left: int) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    if kind == "pytorch_model.bin":
+        (folder / "model.safetensors").unlink()
+        torch.save(TENSORS, folder / kind)
+        content = (folder / kind).read_bytes()
+    (folder / kind).write_bytes(content[:left])
+    with pytest.raises(ValueError, match=rf"{kind}: cannot be read as weights \(.+\); copy the whole file\.$"):
+        read_folder(folder)
+
+
 def test_what_is_no_such_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as hidden:
         hidden.setitem(sys.modules, "safetensors.torch", None)

@@ -88,6 +88,11 @@ def command(run: Path | None, episode: Episode, advice: Advice) -> str:
     """The command line that does it; of a run of another trainer the recipe and the checkpoint stand as names."""
     recipe, checkpoint = "RECIPE", f"CHECKPOINT_AT_OR_BEFORE_{episode.well}"
     recipes = sorted(run.glob("recipe-*.yaml")) if run is not None else []
+    if episode.well is None:  # to go back to
+        recipe = str(recipes[-1]) if recipes else recipe
+        return "no step before it was good; begin anew: " + shlex.join(
+            ["lit-stable", "fit", "--config", recipe, *advice.options]
+        )
     if run is not None and recipes:
         recipe = str(recipes[-1])
         good = [path for path in checkpoints(run) if (checkpoint_step(path) or 0) <= episode.well]

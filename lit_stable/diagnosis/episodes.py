@@ -27,8 +27,8 @@ class Episode:
     event: Event
     recovered: int | None
     """Step at which the loss was back where it had been before; ``None``: not within the log."""
-    well: int
-    """Last step before it at which nothing was to be seen."""
+    well: int | None
+    """Last step before it at which nothing was to be seen; ``None``: the log has none."""
 
 
 def detectors(every: int = 1) -> list[Detector]:
@@ -60,7 +60,7 @@ def episodes(scalars: Scalars, found: list[Event]) -> list[Episode]:
 def _episode(event: Event, losses: list[tuple[int, float]]) -> Episode:
     best_step = event.evidence.get("best_step")
     before = [(s, v) for s, v in losses if s < event.step and (best_step is None or s <= float(best_step))]
-    well = before[-1][0] if before else 0
+    well = before[-1][0] if before else None
     if not before:
         return Episode(event, None, well)
     level = median(v for _, v in before[-_SMOOTHED:]) * (1 + _BACK)

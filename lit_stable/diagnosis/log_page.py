@@ -28,7 +28,7 @@ def diagnose(log: Path, names: dict[str, str] | None = None) -> str:
         lines.append("the run recovered from all of them.")
     else:
         lines.append(f"first sign of what it did not recover from: step {worst.event.step}")
-        lines.append(f"last good step: {worst.well}")
+        lines.append(f"last good step: {'none in this log' if worst.well is None else worst.well}")
     run = log if log.is_dir() else None
     chosen = worst or found[0]
     lines.append("what to try:")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import math
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -88,13 +91,38 @@ def _read(path: Path) -> dict[int, dict[str, float]]:
 
 def _read_csv(path: Path) -> dict[int, dict[str, float]]:
     table: dict[int, dict[str, float]] = {}
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with _refusing_what_is_no_csv(path), path.open(newline="", encoding=_encoding(path), errors="replace") as file:
         for number, row in enumerate(csv.DictReader(file), start=1):
             values = {key: value for key, text in row.items() if key and (value := _number(text)) is not None}
             step = next((values.pop(name) for name in values if _plain(name) in _STEP_COLUMNS), float(number))
             if math.isfinite(step):
                 table.setdefault(int(step), {}).update(values)
     return {step: values for step, values in table.items() if values}
+
+
+def _encoding(path: Path) -> str:
+    """UTF-8, or UTF-16 where the file begins as one. In others the names of scalars and numbers are the same bytes."""
+    with path.open("rb") as file:
+        start = file.read(1 << 12)
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if b"\0" in start.partition(b"\n")[0]:  # behind it a crash of the machine may have left some
+        raise ValueError(
+            f"{path}: is no text but binary data; give a CSV file, a TensorBoard event file or a run's folder."
+        )
+    return "utf-8-sig"
+
+
+@contextmanager
+def _refusing_what_is_no_csv(path: Path) -> Iterator[None]:
+    allowed = csv.field_size_limit(sys.maxsize)  # of notes beside the numbers
+    try:
+        yield
+    except (OSError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path}: cannot be read as CSV ({why}); give the log that the trainer wrote.") from error
+    finally:
+        csv.field_size_limit(allowed)
 
 
 def _number(text: object) -> float | None:

@@ -52,6 +52,30 @@ def test_names_can_be_given(tmp_path: Path) -> None:
         read_scalars(tmp_path, {"loss": "x"})
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-8", "utf-8-sig"])
+def test_text_in_other_encodings_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "log.csv").write_bytes("step,loss,größe\n1,3,x\n2,2.5,ü\n".encode(encoding))
+    assert read_scalars(tmp_path).rows == [(1, {"loss": 3.0}), (2, {"loss": 2.5})]
+
+
+def test_a_note_of_any_length_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(f"step,loss,note\n1,3,{'x' * 200_000}\n")
+    assert read_scalars(tmp_path).rows == [(1, {"loss": 3.0})]
+
+
+@pytest.mark.parametrize("content", [b"\0\xff\xfe\x80step", b"PK\3\4\0\0\10\10\0\0archive/data.pkl"])
+def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.ckpt: is no text but binary data; give a CSV file, a TensorBoard event"):
+        read_scalars(tmp_path / "a.ckpt")
+
+
+def test_what_is_no_csv_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match=r"folder\.csv: cannot be read as CSV \(Is a directory\); give the log that"):
+        read_scalars(tmp_path)
+
+
 def test_says_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         read_scalars(tmp_path / "no")

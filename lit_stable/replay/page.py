@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,17 +22,27 @@ def replay(
     """The page that ``replay`` prints, and whether the step was the same; all ranks of a launch call it.
 
     Raises:
-        ValueError: when the run has no such step, or the checkpoint lies behind it.
+        ValueError: when the run has no such step, the checkpoint lies behind it, or a replay ended before it.
     """
     start = find_start(run, step, at)
     replays = [replay_once(run, start.recipe, start.checkpoint, step, words) for _ in range(runs)]
     seen = replays[0]
+    _refuse_what_ended_before(step, replays, words)
     verdict, same = _verdict(run, start, replays)
     if seen.compiled:
         seen = replay_once(run, start.recipe, start.checkpoint, step, words, compiles=False)
         verdict.append("what follows is of one more replay, in which nothing was compiled")
     lines = [_header(run, start, step, runs), *verdict, *_step(seen, step), *_worst(seen, worst)]
     return "\n".join(lines), same
+
+
+def _refuse_what_ended_before(step: int, replays: Sequence[Replayed], words: Sequence[str]) -> None:
+    if all(step in one.values[LOSS] or step in one.values[NORM] for one in replays):
+        return
+    taken = [one for name in (LOSS, NORM) for one in replays[0].values[name]]
+    end = f"the replay ended behind step {max(taken)}" if taken else "the replay took no step"
+    remedy = f"leave out what ends it before, among {shlex.join(words)}" if words else "give a step that the run took"
+    raise ValueError(f"step={step}: was not taken again, for {end}; {remedy}.")
 
 
 def _header(run: Path, start: Start, step: int, runs: int) -> str:

@@ -111,7 +111,16 @@ def test_an_option_goes_over_the_recipe(run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
-    [(["--step", "0"], "step=0: optimizer steps count from 1"), (["--step", "6", "--runs", "1"], "runs=1: must be")],
+    [
+        (["--step", "0"], "step=0: optimizer steps count from 1"),
+        (["--step", "6", "--runs", "1"], "runs=1: must be"),
+        (
+            ["--step", "6", "--trainer.max_steps", "3"],
+            "step=6: was not taken again, for the replay took no step; leave out what ends it before, among"
+            " --trainer.max_steps 3.",
+        ),
+        (["--step", "6", "--trainer.max_steps", "5"], "was not taken again, for the replay ended behind step 5; leave"),
+    ],
 )
 def test_what_cannot_be_is_refused(run: Path, words: list[str], sentence: str) -> None:
     done = command("replay", run, *words)

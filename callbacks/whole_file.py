@@ -8,6 +8,12 @@ from pathlib import Path
 from .checkpoint_files import partial_path, sync_to_disk
 
 
+def file_in_the_way(path: Path) -> Path | None:
+    """The file that stands where a path has a folder, if there is one: nothing can be written below it."""
+    there = next((parent for parent in path.parents if parent.exists()), None)
+    return there if there is not None and not there.is_dir() else None
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file beside its name, wait until it is on disk, and rename it.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -25,6 +26,7 @@ from lit_stable.model.config import GPTConfig
 from lit_stable.model.tensor_parallel import tensor_parallel_problems
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.run.checkpoints import Checkpoints
+from lit_stable.run.session import RunOptions
 from lit_stable.run.surgery import SurgeryOptions, refuse_idle_surgery
 from lit_stable.strategies.loss_scale import LossScale
 from lit_stable.strategies.mesh import MeshOptions
@@ -122,7 +124,8 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "", lambda: _judge_surgery(config)
     yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())
     yield "", lambda: _judge_validation(config["validate_every"])
-    yield "", lambda: RunControl(**config["control"].as_dict())
+    yield "", lambda: _judge_control(config["control"].as_dict())
+    yield "", lambda: RunOptions(**config["run"].as_dict())
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]
         if options is not None:
@@ -134,6 +137,13 @@ def _judge_validation(every: Every) -> None:
         parse_cadence(every)
     except ValueError as error:
         raise ValueError(f"validate_every={every}: {error}") from None
+
+
+def _judge_control(options: dict[str, Any]) -> None:
+    RunControl(**options)
+    path = options["kill_file"]
+    if path is not None and Path(path).name in ("", ".."):  # a folder, which exists
+        raise ValueError(f"control.kill_file={path!r}: names no file; give its path, or null for none.")
 
 
 def _judge_surgery(config: Namespace) -> None:

@@ -39,10 +39,13 @@ def give_order(run: Path, words: str, wait: float = 0.0) -> tuple[str, bool]:
         as is known.
 
     Raises:
-        ValueError: when the folder is no run's, or cannot be written to, or the words are no order.
+        ValueError: when the folder is no run's, or cannot be written to, the words are no order, or ``wait`` is
+            negative.
     """
     if not stored_recipes(run):
         raise ValueError(f"{run}: holds no recipe-NN.yaml, so it is no run folder; give ROOT/NAME/0001.")
+    if wait < 0:
+        raise ValueError(f"wait={wait:g}: must be 0 or more seconds.")
     order = new_order(words)
     try:
         path = place(run, order)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from lit_stable.callbacks.whole_file import file_in_the_way
 from lit_stable.data.atomic_folder import new_folder
 from lit_stable.data.conditions import DocumentFilter
 from lit_stable.data.text.artefacts import ArtefactLimits
@@ -88,6 +89,8 @@ def prepare(
     )
     if out.exists() and not work.exists():
         problems.append(f"out={out}: exists already; choose another folder or delete it.")
+    if (file := file_in_the_way(out)) is not None:
+        problems.append(f"out={out}: cannot be written, since {file} is a file; choose another folder.")
     if problems:
         raise ValueError("\n".join(problems))
     condition = None if filter is None else DocumentFilter(filter)

@@ -93,6 +93,8 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
                 " which starts a new run when there is none."
             )
         return checkpoints(folder)[-1]
+    if not ckpt_path.strip():
+        raise ValueError(f"ckpt_path={ckpt_path!r}: names no checkpoint; give a file, a run folder or RUN@STEP.")
     path = Path(ckpt_path).expanduser()  # a shell leaves `--ckpt_path=~/a.ckpt` as it is
     if not path.exists() and (match := _AT_STEP.fullmatch(str(path))):
         return _checkpoint_at(match["run"], int(match["step"].replace("_", "")), root)
@@ -107,7 +109,7 @@ def find_checkpoint(ckpt_path: str, root: Path, name: str) -> Path:
         beside = [p.name for p in sorted(path.parent.glob("*.ckpt"))] if path.parent.is_dir() else []
         remedy = f"{path.parent} has {', '.join(beside)}" if beside else f"{path.parent} has no checkpoint"
         raise ValueError(f"ckpt_path={path}: does not exist; {remedy}.")
-    return path
+    return path if path.name else path.resolve()  # of "." the name is empty, and others are made of it
 
 
 def _checkpoint_at(run: str, step: int, root: Path) -> Path:

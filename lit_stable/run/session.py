@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,9 @@ from lit_stable.run.folder import checkpoint_step, new_folder, where_to_go_on
 from lit_stable.run.full_disk import on_rank_zero
 from lit_stable.run.under_way import LOCK, UnderWay
 
+_FORBIDDEN = frozenset("/\\\0")
+_LONGEST = 255
+
 
 @judges_arguments(ValueError, "run")
 @dataclass(frozen=True)
@@ -48,6 +52,17 @@ class RunOptions:
     """Name of the run; null: the name of the recipe file."""
     root: str = "runs"
     """Folder of all runs."""
+
+    def __post_init__(self) -> None:
+        if self.name is None:
+            return
+        if not self.name.strip() or self.name in (".", "..") or not _FORBIDDEN.isdisjoint(self.name):
+            raise ValueError(
+                f"run.name={self.name!r}: is the name of one folder below run.root, so not empty, '.' or '..', and"
+                " without a path separator; give another, and the folder it shall lie in as run.root."
+            )
+        if (size := len(os.fsencode(self.name))) > _LONGEST:
+            raise ValueError(f"run.name={self.name[:20]}...: has {size} bytes, and a folder's name at most {_LONGEST}.")
 
 
 class Session(Callback):

@@ -12,6 +12,8 @@ from torch import Tensor
 from lit_stable.model.same_model import model_changes, model_record
 from lit_stable.weights.stored_model import StoredModel, open_model, refuse_existing, write_weights
 
+_LEAST = 1e-100  # share; with smaller ones products with weights are rounded to 0, with large ones sums overflow
+
 
 def average(paths: Sequence[Path], out: Path, shares: Sequence[float] | None = None) -> list[str]:
     """Write a checkpoint of weights alone: sum of share x weight over sum of shares, tensor by tensor.
@@ -65,6 +67,11 @@ def _refuse(paths: Sequence[Path], shares: Sequence[float]) -> None:
         raise ValueError(f"shares={list(shares)}: there are {len(paths)} checkpoints; give one number for each.")
     if not all(0 <= share < math.inf for share in shares) or not sum(shares) > 0:
         raise ValueError(f"shares={list(shares)}: must be finite numbers of 0 or more, and one of them above 0.")
+    if any(share and not _LEAST <= share <= 1 / _LEAST for share in shares):
+        raise ValueError(
+            f"shares={list(shares)}: those above 0 must lie between {_LEAST:g} and {1 / _LEAST:g}, or sums are"
+            " rounded away; give shares of 1."
+        )
 
 
 def _refuse_other_model(first: StoredModel, other: StoredModel) -> None:

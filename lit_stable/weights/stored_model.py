@@ -14,6 +14,7 @@ from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.checkpoint_files import damage, partial_path, publish
 from lit_stable.callbacks.newest_checkpoint import whole_one_instead
 from lit_stable.callbacks.safe_checkpoints import FORMAT, KEY
+from lit_stable.callbacks.whole_file import file_in_the_way
 from lit_stable.diagnosis.checkpoint_tensors import CheckpointTensors, open_checkpoint
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
@@ -130,6 +131,8 @@ def write_weights(path: Path, config: GPTConfig, weights: dict[str, Tensor], **r
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise where something would be written over."""
+    """Raise where something would be written over, or below a file."""
     if path.exists():
         raise ValueError(f"out={path}: exists already, and nothing is written over; name another.")
+    if (file := file_in_the_way(path)) is not None:
+        raise ValueError(f"out={path}: cannot be written, since {file} is a file; name another.")

@@ -99,3 +99,28 @@ def test_trainer_options_that_would_fight_with_ours_are_refused_with_what_to_wri
     (problem,) = problems(recipe, *words)
     assert problem.startswith(words[0].removeprefix("--") + "=")
     assert sentence in problem
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--run.name", "../x"], "run.name='../x': is the name of one folder below run.root"),
+        (["--run.name", "a/b"], "run.name='a/b': is the name of one folder below run.root"),
+        (["--run.name", "."], "run.name='.': is the name of one folder below run.root"),
+        (["--run.name", ""], "run.name='': is the name of one folder below run.root"),
+        (
+            ["--run.name", "x" * 300],
+            "run.name=xxxxxxxxxxxxxxxxxxxx...: has 300 bytes, and a folder's name at most",
+        ),
+        (["--control.kill_file", ""], "control.kill_file='': names no file; give its path, or null for none."),
+        (["--control.kill_file", "."], "control.kill_file='.': names no file; give its path, or null for none."),
+        (["--ckpt_path", ""], "ckpt_path='': names no checkpoint; give a file, a run folder or RUN@STEP."),
+    ],
+)
+def test_a_name_that_names_nothing_is_refused_and_nothing_is_written(recipe, words, sentence):
+    runs = recipe.parent / "runs"
+    before = sorted(runs.rglob("*")) if runs.exists() else []
+    done = command("fit", "--config", recipe, *words)
+    assert (done.code, sentence in done.err) == (2, True), done.err
+    assert (sorted(runs.rglob("*")) if runs.exists() else []) == before
+    assert not (recipe.parent / "x").exists()

@@ -86,3 +86,10 @@ def test_a_folder_among_the_orders_is_named_and_left(tmp_path: Path) -> None:
     (tmp_path / INBOX / "x.json").mkdir(parents=True)
     with pytest.warns(UserWarning, match=r"control/x\.json: cannot be read \(Is a directory\), so it is no order"):
         assert waiting(tmp_path) == []
+
+
+def test_to_wait_for_less_than_nothing_is_refused_and_no_order_left(tmp_path: Path) -> None:
+    (tmp_path / "recipe-01.yaml").write_text("{}")
+    done = command("ctl", tmp_path, "save", "--wait", "-1")
+    assert (done.code, done.err) == (2, "lit-stable ctl: wait=-1: must be 0 or more seconds.\n")
+    assert not (tmp_path / INBOX).exists()

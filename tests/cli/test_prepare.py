@@ -116,3 +116,25 @@ def test_missing_and_unknown_arguments_end_with_2(text, words):
     with pytest.raises(SystemExit) as ended:
         command("prepare", *words)
     assert ended.value.code == 2
+
+
+def test_a_line_that_is_nested_without_end_is_left_out_and_counted(tmp_path):
+    path = tmp_path / "a.jsonl"
+    deep = '{"text":' + "[" * 100_000 + "]" * 100_000 + "}"
+    path.write_text(f'{{"text": "one"}}\n{deep}\n{{"text": "two"}}\n')
+    words = ["--tokenizer", "bytes", "--validation_fraction", "0"]
+    done = command("prepare", path, "--out", tmp_path / "out", *words)
+    assert done.code == 0, done.err
+    assert f"{path}:2: is nested too deeply for a JSON reader" in done.out + done.err
+    done = command("prepare", path, "--out", tmp_path / "strict", *words, "--strict")
+    assert (done.code, f"{path}:2: is nested too deeply" in done.err) == (2, True), done.err
+
+
+def test_a_folder_below_a_file_is_refused(text, tmp_path):
+    (tmp_path / "file").touch()
+    done = command("prepare", text, "--out", tmp_path / "file" / "x", "--tokenizer", "bytes")
+    assert done.code == 2
+    assert done.err == (
+        f"lit-stable prepare: out={tmp_path}/file/x: cannot be written, since {tmp_path}/file is a file; choose another"
+        " folder.\n"
+    )

@@ -62,6 +62,11 @@ def test_what_has_no_mean_is_refused(tmp_path):
         average([a, b], out, [1])
     with pytest.raises(ValueError, match=r"must be finite numbers of 0 or more"):
         average([a, a], out, [1, -1])
+    for shares in ([1e308, 1e308], [5e-324, 5e-324], [1, 1e-200]):
+        with pytest.raises(ValueError, match=r"those above 0 must lie between 1e-100 and 1e\+100"):
+            average([a, a], out, shares)
+    with pytest.raises(ValueError, match=r"out=\S+a\.ckpt/x\.ckpt: cannot be written, since \S+a\.ckpt is a file"):
+        average([a, a], a / "x.ckpt")
     with pytest.raises(ValueError, match=r"b\.ckpt: is not of the model of .*\(wte\.weight \(1,\) and \(2,\)\)"):
         average([a, b], out)
     with pytest.raises(ValueError, match=r"rope\.ckpt: is not of the model .* \(gpt\.position=learned\)"):

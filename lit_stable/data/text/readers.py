@@ -107,7 +107,11 @@ def _line_start(content: Bytes, offset: int) -> int:
 
 
 def _document_of_line(line: bytes, fields: Fields) -> Document:
-    return document_of(json.loads(line), fields)  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    try:
+        found = json.loads(line)  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except RecursionError as error:
+        raise ValueError("is nested too deeply for a JSON reader") from error
+    return document_of(found, fields)
 
 
 def _texts(piece: Piece, fields: Fields, cursor: Cursor) -> Iterator[Step]:

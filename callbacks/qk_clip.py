@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .attention_watch import AttentionWatch
-from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_all
+from .base import MisconfigurationException, StabilityCallback, refuse_all, was_logging_step
 from .forward_replay import ForwardReplay
 from .module_patterns import unwrapped
+from .moved_parameters import Moved, all_moved, moved_by
+from .private_names import after_step_first
 from .qk_scaling import ScalesQueriesKeys, head_factors, normalises, rows_to_scale, scale_rows, split_factors
 from .shards import has_fsdp1
 from .step_hooks import require_step_hooks
@@ -31,6 +33,10 @@ class QKClip(StabilityCallback):
     several query heads share a key head (GQA), the key head takes the root of the smallest gamma among them and each
     query head the rest, so that heads below the threshold keep their logits. Biases are scaled with their rows. The
     moments of the optimizer are left alone, as in the source.
+
+    What a step leaves as it is, stays: nothing is scaled in a step that is skipped, by another callback or a gradient
+    scaler (the logits of a batch that was condemned say nothing), at learning rate 0, or where a query or key parameter
+    of the module is frozen, since queries and keys are scaled together or not at all.
 
     The largest logit is over samples of the step's last micro-batch, all positions and all ranks, measured in fp32 in
     the pass of ``ForwardReplay`` with the weights that gave the gradients. That pass costs about a third of a
@@ -73,6 +79,8 @@ class QKClip(StabilityCallback):
         self._watch = AttentionWatch()
         self._modules: dict[str, nn.Module] = {}
         self._factors: dict[str, Tensor] = {}  # of heads (H,), until the step has been taken
+        self._moved: dict[nn.Parameter, Moved] = {}  # likewise
+        self._has_stepped = False
         self._clipped: int | Tensor = 0
         self._only_logged: int | Tensor = 0
         self._largest: Tensor | None = None
@@ -93,7 +101,9 @@ class QKClip(StabilityCallback):
         self._factors = {}
         for optimizer in trainer.optimizers:
             require_step_hooks(optimizer)
-            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._scale()))
+            # Looked at before anything is put back, scaled when `UpdateClip` has taken back what was too much.
+            self._handles.append(after_step_first(optimizer, self._look))
+            self._handles.append(optimizer.register_step_post_hook(self._scale))
 
     # -- the pass that is watched ------------------------------------------------------------------------------------
 
@@ -116,11 +126,6 @@ class QKClip(StabilityCallback):
         self._largest = together.amax()
         parts = torch.split(together, [len(part) for part in heads.values()])
         self._factors = {name: head_factors(part, self.threshold) for name, part in zip(heads, parts, strict=True)}
-        above = sum((factors < 1).sum() for factors in self._factors.values())
-        if self.action == "act":
-            self._clipped = self._clipped + above
-        else:
-            self._only_logged = self._only_logged + above
 
     def _whole(self, name: str, largest: Tensor) -> Tensor:
         """This rank's heads among all (H,): tensor-parallel ranks hold some of them each."""
@@ -130,26 +135,45 @@ class QKClip(StabilityCallback):
         whole[first : first + len(largest)] = largest
         return whole
 
-    def _scale(self) -> None:
+    def _look(self, optimizer: Any, *_: Any) -> None:
+        if self._factors:
+            self._moved = moved_by(optimizer)
+
+    def _scale(self, *_: Any) -> None:
         """Called after the optimizer's step."""
-        factors, self._factors = self._factors, {}
-        for name, of_heads in factors.items() if self.action == "act" else ():
+        (factors, moved), self._factors, self._moved = (self._factors, self._moved), {}, {}
+        for name, of_heads in factors.items():
             key_heads, module = _known(name, self._modules[name], len(of_heads))
-            for layer, rows in module.rows_of_heads(*split_factors(of_heads, key_heads)):
-                scale_rows(layer, rows)
+            scaled = module.rows_of_heads(*split_factors(of_heads, key_heads))
+            acts = all_moved((p for layer, _ in scaled for p in layer.parameters(recurse=False)), moved)
+            if acts is False:
+                continue
+            above = ((of_heads < 1) & acts).sum()
+            if self.action == "log":
+                self._only_logged = self._only_logged + above
+                continue
+            self._clipped = self._clipped + above
+            for layer, rows in scaled:
+                scale_rows(layer, torch.where(acts, rows, 1.0) if isinstance(acts, Tensor) else rows)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._largest is not None and is_logging_step(trainer):
+        self._has_stepped = True
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._factors = {}  # a gradient scaler, or the module, may have withheld the step
+        if self._has_stepped and self._largest is not None and was_logging_step(trainer):
             pl_module.log("stability/qk_logit_max", self._largest)
             count = self._clipped if self.action == "act" else self._clipped + self._only_logged
             pl_module.log("stability/qk_clipped_heads", torch.as_tensor(count, dtype=torch.float32))
+        self._has_stepped = False
 
     # -- end, state --------------------------------------------------------------------------------------------------
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, self._modules, self._factors, self._largest = [], {}, {}, None
+        self._handles, self._modules, self._factors, self._moved, self._largest = [], {}, {}, {}, None
+        self._has_stepped = False
 
     def state_dict(self) -> dict[str, Any]:
         return {"clipped": int(self._clipped), "only_logged": int(self._only_logged)}

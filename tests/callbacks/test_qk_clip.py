@@ -1,19 +1,31 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
-from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
+from tiny_fit import TinyData, TinyModule, Watch, adamw, quiet_trainer
 from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, fit, tiny_module
 from torch import Tensor, nn
 
-from lit_stable.callbacks import QKClip
+from lit_stable.callbacks import (
+    GradClip,
+    GradSpikeSkip,
+    InvariantCheck,
+    LayerNormFreeze,
+    OptimizerReset,
+    QKClip,
+    ScriptedSkip,
+    UpdateClip,
+)
 from lit_stable.callbacks.attention_logits import largest_logits
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.device_step import hook_steps, skip_step
 
 LOUD = 30.0  # factor on the projections of the first layer's first head, so that its logits are large
 
@@ -59,8 +71,8 @@ def test_a_heads_logits_shrink_to_the_threshold_and_no_other_head_is_touched() -
     take = Watch("on_train_batch_end", lambda t, *_: weights.append(_copy(t)))
     loaded: list[dict[str, Tensor]] = []
     for action in ("log", "act"):
-        clip = QKClip(threshold=5.0, action=action)  # type: ignore[arg-type]
-        fit(steps=1, module=loud(), callbacks=(clip, take), validates=False)
+        clip = QKClip(threshold=5.0, every_steps=2, action=action)  # type: ignore[arg-type]
+        fit(steps=2, module=loud(), callbacks=(clip, take), validates=False)
         loaded.append(weights[-1])
     raw, clipped = (w["gpt.blocks.0.attention.qkv.weight"] for w in loaded)
     ratio = (clipped / raw).reshape(2, 3, 16, -1)  # (heads, q k v, rows, D)
@@ -79,8 +91,8 @@ def _copy(trainer: Trainer) -> dict[str, Tensor]:
 
 def test_the_next_measurement_is_at_the_threshold() -> None:
     clip = Logits(threshold=5.0)
-    run = fit(steps=2, module=loud(), callbacks=(clip,), validates=False)
-    first, second = (found["gpt.blocks.0.attention"] for found in clip.found)
+    run = fit(steps=3, module=loud(), callbacks=(clip,), validates=False)
+    first, second = (found["gpt.blocks.0.attention"] for found in clip.found[1:])  # the first step has rate 0
     assert first[0] > 20
     assert second[0] < 7  # other samples, and a step in between
     assert float(run.trainer.callback_metrics["stability/qk_clipped_heads"]) >= 1
@@ -91,8 +103,8 @@ def test_the_next_measurement_is_at_the_threshold() -> None:
 
 def test_grouped_queries_keep_the_logits_of_heads_below_the_threshold() -> None:
     clip = Logits(threshold=5.0)
-    fit(steps=2, module=loud(n_head=4, n_kv_head=2, d_model=32), callbacks=(clip,), validates=False)
-    before, after = (torch.tensor(found["gpt.blocks.0.attention"]) for found in clip.found)
+    fit(steps=3, module=loud(n_head=4, n_kv_head=2, d_model=32), callbacks=(clip,), validates=False)
+    before, after = (torch.tensor(found["gpt.blocks.0.attention"]) for found in clip.found[1:])
     above = before > 5.0
     assert above.any()
     assert not above.all()
@@ -128,16 +140,25 @@ def test_a_resume_clips_the_same(tmp_path: Path) -> None:
 
 
 class Stranger(LightningModule):
-    def __init__(self) -> None:
+    """Too small a rate to move a bit, unless another optimizer is asked for."""
+
+    def __init__(self, make_optimizer: Any = None, overflow: tuple[int, ...] = ()) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.attention = Heads()
+        self.make_optimizer = make_optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=1e-30))
+        self.overflow = overflow
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return (self.attention(batch.repeat(1, 2)[:, None].expand(-1, 3, -1))).square().mean()
+        with torch.autocast("cpu", enabled=False):
+            return (self.attention(batch.repeat(1, 2)[:, None].expand(-1, 3, -1))).square().mean()
+
+    def on_after_backward(self) -> None:
+        if self.trainer.global_step in self.overflow:
+            self.attention.v_proj.weight.grad.fill_(torch.inf)
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
+        return self.make_optimizer(self.parameters())
 
 
 class Heads(nn.Module):
@@ -183,6 +204,119 @@ def test_two_projections_with_biases_and_shared_keys_are_scaled_exactly() -> Non
     expected = torch.where(largest[0] > 0.5, 0.5, largest[0])
     assert (largest[0] > 0.5).any()
     torch.testing.assert_close(now, expected, rtol=1e-5, atol=1e-6)
+
+
+# -- steps that leave weights as they are ------------------------------------------------------------------------------
+
+both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
+
+
+def weights_after(module: LightningModule, *callbacks: Any, steps: int = 6, **options: Any) -> list[dict[str, Tensor]]:
+    """The weights before the first step and after each; every head is above the threshold."""
+    seen: list[dict[str, Tensor]] = []
+    watches = [Watch(hook, lambda t, *_: seen.append(_copy(t))) for hook in ("on_train_start", "on_train_batch_end")]
+    quiet_trainer(*callbacks, *watches, max_steps=steps, **options).fit(module, TinyData())
+    return seen
+
+
+def moved(seen: list[dict[str, Tensor]], name: str = "") -> list[int]:
+    """Steps, counted from 1, in which any weight with such a name has changed."""
+    pairs = enumerate(itertools.pairwise(seen), 1)
+    return [step for step, (a, b) in pairs if any(not torch.equal(a[k], b[k]) for k in a if name in k)]
+
+
+def scaler() -> dict[str, Any]:
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))]}
+
+
+class PassesOver(Callback):
+    """Skips step 3 behind all others, as a rung of the recovery ladder does."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        hook_steps(trainer, trainer.optimizers[0])
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        skip_step(trainer, optimizer, torch.tensor(trainer.global_step == 2))
+
+
+class WithholdsStep3(Stranger):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx == 2:
+            optimizer_closure()
+        else:
+            optimizer.step(closure=optimizer_closure)
+
+
+SKIPS: dict[str, Any] = {
+    "spike": lambda make: (Stranger(make, overflow=(2,)), [GradSpikeSkip()], {}),
+    "scripted": lambda make: (Stranger(make), [ScriptedSkip([3])], {}),
+    "clip": lambda make: (Stranger(make, overflow=(2,)), [GradClip(1e6)], {}),
+    "recovery": lambda make: (Stranger(make), [PassesOver()], {}),
+    "scaler": lambda make: (Stranger(make, overflow=(2,)), [], scaler()),
+    "scaler and clip": lambda make: (Stranger(make, overflow=(2,)), [GradClip(1e6)], scaler()),
+    "withheld": lambda make: (WithholdsStep3(make), [], {}),
+}
+
+
+@both_kernels
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("kind", SKIPS)
+@pytest.mark.filterwarnings("ignore:GradSpikeSkip")
+def test_in_a_skipped_step_no_bit_changes(kind: str, every: int, fused: bool) -> None:
+    module, callbacks, options = SKIPS[kind](adamw(fused=fused, lr=1e-3))
+    clip, counts = QKClip(threshold=1e-3, every_steps=every), []
+    count = Watch("on_train_batch_end", lambda *_: counts.append(clip.state_dict()["clipped"]))
+    seen = weights_after(module, *callbacks, clip, count, **options)
+    assert moved(seen) == [1, 2, 4, 5, 6]
+    assert counts[2] == counts[1] < counts[5]
+
+
+def test_what_is_not_measured_is_not_scaled_with_the_factors_of_a_step_that_was_withheld() -> None:
+    module = WithholdsStep3()
+    seen = weights_after(module, QKClip(threshold=1e-3, every_steps=3))
+    assert moved(seen) == [6]
+
+
+@both_kernels
+def test_held_at_rate_0_no_bit_changes(fused: bool) -> None:
+    clip = QKClip(threshold=1e-3)
+    seen = weights_after(Stranger(adamw(fused=fused)), OptimizerReset(start=2, hold_steps=2), clip)
+    assert moved(seen) == [1, 2, 5, 6]
+
+
+def test_a_rate_of_0_that_is_a_tensor_holds_too() -> None:
+    rate = torch.tensor(0.0)
+    assert moved(weights_after(Stranger(adamw(lr=rate, fused=True)), QKClip(threshold=1e-3))) == []
+
+
+@pytest.mark.parametrize("for_good", [True, False], ids=["for good", "window"])
+def test_what_is_frozen_keeps_every_bit_and_what_is_not_is_scaled(for_good: bool) -> None:
+    rule: dict[str, Any] = {"modules": ["gpt.blocks.0*"], "norms": "with"}
+    seen: list[dict[str, Tensor]] = []
+    clip = QKClip(threshold=1e-3)
+    own = (LayerNormFreeze([rule if for_good else {**rule, "start": 2}]), InvariantCheck(every_steps=1), clip)
+    watch = Watch("on_train_batch_end", lambda t, *_: seen.append(_copy(t)) if t.global_step > len(seen) else None)
+    fit(steps=4, callbacks=(*own, watch), validates=False)
+    assert moved(seen[1:], "blocks.0.attention") == []
+    assert moved(seen[1:], "blocks.1.attention") == [1, 2]
+
+
+@pytest.mark.parametrize("frozen", ["q_proj.weight", "q_proj.bias", "k_proj.weight"])
+def test_queries_and_keys_are_scaled_together_or_not_at_all(frozen: str) -> None:
+    module = Stranger()
+    dict(module.attention.named_parameters())[frozen].requires_grad_(False)
+    assert moved(weights_after(module, QKClip(threshold=1e-3))) == []
+
+
+def test_it_scales_what_a_clipped_update_has_left() -> None:
+    def weights(*callbacks: Any) -> Tensor:
+        module = Stranger(adamw(lr=0.1))
+        return weights_after(module, *callbacks, steps=2)[-1]["attention.q_proj.weight"]
+
+    unscaled, scaled = (weights(UpdateClip(0.1), *more) for more in ([], [QKClip(1e-3, every_steps=2)]))
+    ratio = (scaled / unscaled).reshape(4, -1)
+    assert (ratio < 0.5).any()
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio), rtol=1e-5, atol=0)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from lit_stable.callbacks import QKClip
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    names = ["qk_clip_ddp", "qk_clip_fsdp2", "qk_clip_tensor_parallel"]
+    names = ["qk_clip_ddp", "qk_clip_fsdp2", "qk_clip_tensor_parallel", "qk_clip_skips_fsdp2"]
     found = run_scenarios(names, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_qk.py")
     for name, value in found.items():
         assert "error" not in value, (name, value["error"])
@@ -38,6 +38,10 @@ def test_heads_on_two_devices_are_scaled_as_on_one(results: dict[str, Any]) -> N
     alone = fit(callbacks=(QKClip(THRESHOLD),), **OPTIONS)
     assert results["qk_clip_tensor_parallel"]["clipped"] > 0
     assert_near(results["qk_clip_tensor_parallel"], alone.weights)
+
+
+def test_sharded_rows_stand_still_in_a_skipped_step(results: dict[str, Any]) -> None:
+    assert results["qk_clip_skips_fsdp2"] == [2, 4]  # the first has rate 0
 
 
 def test_it_has_an_effect_that_these_would_miss_otherwise(results: dict[str, Any]) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rank_scenarios import fit2, main, scenario
+from tiny_fit import Watch
 
-from lit_stable.callbacks import QKClip
+from lit_stable.callbacks import QKClip, ScriptedSkip
+from lit_stable.callbacks.shards import local
 from lit_stable.strategies.mesh import MeshOptions
 
 #: Every head has larger logits than that from the start on; two query heads share a key head.
@@ -36,6 +38,26 @@ def qk_clip_fsdp2() -> dict[str, Any]:
 @scenario
 def qk_clip_tensor_parallel() -> dict[str, Any]:
     return _clipped("fsdp2", mesh=MeshOptions(tensor_parallel=2))
+
+
+@scenario
+def qk_clip_skips_fsdp2() -> list[int]:
+    """Steps, of which the third is skipped, that have changed this rank's pieces."""
+    before: list[Any] = []
+    moved: set[int] = set()
+
+    def compare(trainer: Any, *_: Any) -> None:
+        pieces = [local(p.detach()).clone() for p in trainer.lightning_module.parameters()]
+        if any(not old.equal(new) for old, new in zip(before, pieces, strict=True)):
+            moved.add(trainer.global_step)
+        before[:] = pieces
+
+    def begin(trainer: Any, *_: Any) -> None:
+        before[:] = [local(p.detach()).clone() for p in trainer.lightning_module.parameters()]
+
+    watches = (Watch("on_train_start", begin), Watch("on_train_batch_end", compare))
+    fit2("fsdp2", callbacks=(QKClip(THRESHOLD), ScriptedSkip([3]), *watches), **{**OPTIONS, "steps": 4})
+    return sorted(moved)
 
 
 if __name__ == "__main__":

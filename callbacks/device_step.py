@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .base import rank_zero_warn
+from .gradient_scaler import FOUND_INF, GRAD_SCALE, has_scaler
 from .private_names import unscales_in_step
 from .progress import Progress
 from .shards import local
@@ -16,11 +17,8 @@ from .step_hooks import require_step_hooks
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-# A fused torch optimizer reads two attributes at `step()`: `found_inf` (1.0: weights, moments and step count stay
-# untouched, bit for bit, even if gradients are NaN) and `grad_scale` (gradients are divided by it in the kernel).
-FOUND_INF, GRAD_SCALE = "found_inf", "grad_scale"
-# A gradient scaler writes both just before the step, and what it makes of a `grad_scale` that is there has changed with
-# torch's versions: what we asked for is kept under names of our own.
+# A gradient scaler writes `found_inf` and `grad_scale` just before the step, and what it makes of a `grad_scale` that
+# is there has changed with torch's versions: what we asked for is kept under names of our own.
 KEPT, KEPT_DIVISOR = "stability_found_inf", "stability_divisor"
 
 
@@ -71,12 +69,6 @@ def local_gradients(optimizer: Any) -> list[Tensor]:
     """The gradients that an optimizer would step on, or this rank's pieces of them."""
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     return [local(g) for g in gradients]
-
-
-def has_scaler(trainer: Trainer) -> bool:
-    """Whether a gradient scaler takes the steps, as under 16-bit mixed precision."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    return scaler is not None and bool(scaler.is_enabled())
 
 
 def clear(optimizer: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .device_step import FOUND_INF
+from .gradient_scaler import FOUND_INF
 
 #: Of a parameter, or of several; a 0-d bool tensor where only the device knows.
 Moved = bool | Tensor

@@ -17,6 +17,7 @@ from .open_window import OpenWindow
 from .positions import Range, merge_ranges, stream_position
 from .private_names import window_is_open
 from .raw_steps import RawSteps
+from .skipped_steps import SkippedSteps
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -45,7 +46,7 @@ class Progress(StabilityCallback):
     for which the device is not waited for. A data module or LightningModule whose batches have one shape on all ranks,
     and whose loaders end on all at once or never, says so by ``alike_on_ranks = True``: then they need not. An
     optimizer step that was withheld (an ``optimizer_step`` of the LightningModule that only runs the closure) counts as
-    skipped, as does one without any loss.
+    skipped, as do one without any loss and one that a gradient scaler leaves out.
 
     A resume from a checkpoint that was written without it: the samples follow from Lightning's own counters and the
     loader's batch size where that is constant, the tokens from the first batch; what was inferred is printed in one
@@ -98,7 +99,7 @@ class Progress(StabilityCallback):
         self.requests: list[str] = []
         self.reshuffles: list[tuple[int, int]] = []
         self.restored: dict[str, Callable[[], None]] = {}
-        self._skipped: int | Tensor = 0
+        self._skipped = SkippedSteps()
         self.start = Mark(0, 0, 0)
         self._before_evaluation: dict[str, Any] | None = None
         self.held = Mark(0, 0, 0)
@@ -138,15 +139,16 @@ class Progress(StabilityCallback):
     @property
     def skipped(self) -> int:
         """Optimizer steps that changed nothing. Reading it waits for the device when a step was judged there."""
-        if isinstance(self._skipped, Tensor):
-            self._skipped = int(self._skipped.item())
-        return self._skipped
+        return self._skipped.total()
+
+    @property
+    def skipped_last(self) -> bool:
+        """Whether the last optimizer step changed nothing, whoever skipped it. Reading it waits likewise."""
+        return self._skipped.last()
 
     def skipped_on(self, device: torch.device) -> Tensor:
         """The same as a 0-d tensor on a device, without a wait if that is where steps are judged."""
-        if isinstance(self._skipped, Tensor):
-            return self._skipped.to(device)
-        return torch.full((), self._skipped, device=device)
+        return self._skipped.on(device)
 
     @property
     def applied(self) -> int:
@@ -169,11 +171,7 @@ class Progress(StabilityCallback):
 
     def note_skipped(self, flag: Tensor | bool) -> None:
         """Add one skipped step if ``flag`` (a 0-d tensor is summed on its device, without a host sync)."""
-        if isinstance(flag, Tensor):
-            earlier = self._skipped if isinstance(self._skipped, Tensor) else 0 * flag.long() + self._skipped
-            self._skipped = earlier.to(flag.device) + flag.long()
-        elif flag:
-            self._skipped = self.skipped + 1
+        self._skipped.note(flag)
 
     def drop(self, ranges: list[Range], request: str) -> None:
         """Never read these stream ranges, and remember the request that asked for it."""
@@ -187,6 +185,7 @@ class Progress(StabilityCallback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._raw_steps.release()
+        self._skipped.release()
         self.ranks.close()
         if stage != "fit" and self._before_evaluation is not None:
             self.load_state_dict(self._before_evaluation)
@@ -203,6 +202,7 @@ class Progress(StabilityCallback):
         begun_fit.mend_place_in_epoch(trainer, self._replayed)
         self._replayed = 0
         self._raw_steps.watch(trainer, pl_module)
+        self._skipped.watch(trainer, pl_module)
         self._window.begin_fit(trainer, pl_module)
         self.start = self.mark
 
@@ -237,6 +237,7 @@ class Progress(StabilityCallback):
         self._commit(skipped=pl_module.automatic_optimization and not self._window.has_loss)
 
     def _commit(self, skipped: bool) -> None:
+        self._skipped.begin_step()
         self.note_skipped(skipped)
         samples, tokens = self._window.over_ranks()
         self.steps += 1
@@ -248,10 +249,11 @@ class Progress(StabilityCallback):
         self._raw_steps.refuse(trainer, pl_module)
         if self._window.batches and pl_module.automatic_optimization and not window_is_open(trainer):
             self._commit(skipped=True)  # Lightning counts the step as well
+        self._skipped.end_step()
         # After the step, so that one that was skipped is counted in its own row.
         if self._window.batches or not was_logging_step(trainer):
             return
-        for name, value in (("samples", self._samples), ("tokens", self.tokens), ("skipped", self._skipped)):
+        for name, value in (("samples", self._samples), ("tokens", self.tokens), ("skipped", self._skipped.count)):
             pl_module.log(f"progress/{name}", torch.as_tensor(value, dtype=torch.float64))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -267,6 +269,7 @@ class Progress(StabilityCallback):
         return {
             "steps": self.steps,
             "skipped": self.skipped,
+            "skipped_last": self.skipped_last,
             "samples": self.samples,
             "tokens": self.tokens if self._uncounted is None else self._uncounted.tokens,
             "dropped": [list(r) for r in self.dropped],
@@ -278,7 +281,7 @@ class Progress(StabilityCallback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.steps = int(state_dict["steps"])
-        self._skipped = int(state_dict["skipped"])
+        self._skipped.set(int(state_dict["skipped"]), bool(state_dict.get("skipped_last")))
         self.samples = int(state_dict["samples"])
         self.tokens = int(state_dict["tokens"] or 0)
         self._uncounted = None

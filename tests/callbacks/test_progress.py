@@ -201,6 +201,19 @@ def test_the_scheduled_position_is_that_of_the_open_window_less_what_was_held() 
     assert twin.held == Mark(2, 8, 32)
 
 
+def test_whether_the_last_step_was_skipped_is_restored_and_an_older_checkpoint_loads() -> None:
+    progress = Progress()
+    progress.note_skipped(torch.tensor(True))
+    assert progress.skipped_last
+    state = progress.state_dict()
+    twin = Progress()
+    twin.load_state_dict(state)
+    assert (twin.skipped, twin.skipped_last) == (1, True)
+    del state["skipped_last"]
+    twin.load_state_dict(state)
+    assert (twin.skipped, twin.skipped_last) == (1, False)
+
+
 def test_a_checkpoint_from_before_schedules_were_held_loads() -> None:
     state = Progress().state_dict()
     del state["held"]

@@ -75,6 +75,15 @@ def test_an_overflow_changes_nothing_halves_the_loss_scale_and_is_counted_apart(
 
 
 @both_kernels
+def test_an_overflow_is_counted_where_nobody_judges_the_norm(fused: bool) -> None:
+    trainer, _ = fit(Overflowing(adamw(lr=1e-3, fused=fused), overflow=(3, 6, 7)), Progress())
+    progress = Progress.of(trainer)
+    steps = {int(state["step"]) for state in trainer.optimizers[0].state.values()}
+    assert (progress.skipped, progress.skipped_last, steps) == (3, False, {progress.applied})
+    assert not trainer.optimizers[0]._optimizer_step_post_hooks
+
+
+@both_kernels
 def test_a_held_schedule_stands_still_over_overflows_and_spikes_alike(fused: bool) -> None:
     class Halving(Overflowing):
         def configure_optimizers(self) -> Any:

@@ -40,8 +40,8 @@ class GradSpikeSkip(StabilityCallback):
     it is decided on the device and no step waits for it; with others each step waits once, and one line says so. Its
     batch counts as consumed, ``trainer.global_step`` and ``Progress.steps`` advance, ``Progress.skipped`` counts it.
     The schedule advances, or holds (``schedule_on_skip``): schedulers that Lightning steps every step are then held
-    for one step, and ``Progress.scheduled`` for that step's samples and tokens. Averages of the weights ask the flag
-    ``skipped``; Lightning's own move on a skip, :class:`~.skip_aware_ema.SkipAwareEMA` does not.
+    for one step, and ``Progress.scheduled`` for that step's samples and tokens. Lightning's own averages of the weights
+    move on a skip, :class:`~.skip_aware_ema.SkipAwareEMA` does not.
 
     **Never for ever.** ``z_score`` and ``ratio`` begin after ``warmup_steps`` accepted steps. After ``max_skips`` skips
     in a row the next spike is accepted as the new normal: the statistics are cleared and warm up again, so a shift of

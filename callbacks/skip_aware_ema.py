@@ -7,12 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from torch.optim.swa_utils import get_ema_avg_fn
 
 from .argument_types import judges_arguments
-from .grad_spike_skip import GradSpikeSkip
-from .scripted_skip import ScriptedSkip
+from .progress import Progress
 
 try:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -34,22 +32,23 @@ class HoldOnSkip:
     """Put before ``WeightAveraging`` in a class's bases: no update of the average after a step that was skipped.
 
     Such a step left the weights as they were, and to average them in once more would move the average all the same.
-    Whether to update at all is still up to ``should_update``. The flag is read on the host once per optimizer step:
-    torch's ``AveragedModel`` waits for the device there anyway.
+    ``Progress`` knows of every one: condemned by a callback, left out by a gradient scaler, withheld by the module.
+    Whether to update at all is still up to ``should_update``. It is asked on the host once per optimizer step: torch's
+    ``AveragedModel`` waits for the device there anyway.
     """
 
-    _asked_at = -1  # optimizer steps taken when the flag was last read; micro-batches of the next window ask no more
+    _asked_at = -1  # optimizer steps taken when it was last asked; micro-batches of the next window ask no more
     _held = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            _skip_flags(trainer, type(self).__name__)
+            Progress.of(trainer)
         super().setup(trainer, pl_module, stage)  # type: ignore[misc]
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if trainer.global_step != self._asked_at:
             self._asked_at = trainer.global_step
-            self._held = any(bool(flag) for flag in _skip_flags(trainer, type(self).__name__))
+            self._held = Progress.of(trainer).skipped_last
         if not self._held:
             super().on_train_batch_end(trainer, *args, **kwargs)  # type: ignore[misc]
 
@@ -93,7 +92,7 @@ class _Averaging(WeightAveraging):
 
 @judges_arguments(MisconfigurationException)
 class SkipAwareEMA(HoldOnSkip, _Averaging):
-    """Exponential moving average of the weights that does not move on a step which ``GradSpikeSkip`` skipped.
+    """Exponential moving average of the weights that does not move on a step that was skipped, by whomever.
 
     Otherwise Lightning's ``WeightAveraging``: the average is used for validation and at the end, and is saved. An
     average of another kind holds in the same way: ``class Mine(HoldOnSkip, WeightAveraging)``. Nothing is logged.
@@ -104,7 +103,7 @@ class SkipAwareEMA(HoldOnSkip, _Averaging):
         use_buffers: Whether buffers are averaged too.
 
     Raises:
-        MisconfigurationException: when ``decay`` is outside its range, or there is no ``GradSpikeSkip`` to ask.
+        MisconfigurationException: when ``decay`` is outside its range, or ``device`` is none.
 
     Example::
 
@@ -127,13 +126,3 @@ class SkipAwareEMA(HoldOnSkip, _Averaging):
             use_buffers=use_buffers,
             avg_fn=get_ema_avg_fn(decay),  # type: ignore[no-untyped-call]
         )
-
-
-def _skip_flags(trainer: Trainer, who: str) -> list[Tensor]:
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    if flags := [c.skipped for c in callbacks if isinstance(c, (GradSpikeSkip, ScriptedSkip))]:
-        return flags
-    raise MisconfigurationException(
-        f"`{who}`: asks `GradSpikeSkip` which steps were skipped, and there is none in the trainer's callbacks; add it,"
-        " or use Lightning's own averaging."
-    )

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.plugins import MixedPrecision
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer
 
-from lit_stable.callbacks import AccumulationWindows, GradSpikeSkip, ScriptedSkip
+from lit_stable.callbacks import AccumulationWindows, GradClip, GradSpikeSkip, Progress, ScriptedSkip
+from lit_stable.callbacks.device_step import hook_steps, skip_step
 
 if not hasattr(lightning_callbacks, "WeightAveraging"):
     pytest.skip("Lightning has WeightAveraging from 2.6 on", allow_module_level=True)
@@ -44,6 +47,65 @@ def test_the_average_stands_still_on_a_scripted_skip_too() -> None:
     assert not torch.equal(seen[4]["module.net.0.weight"], seen[3]["module.net.0.weight"])
 
 
+class PassesOverStep3(Callback):
+    """Behind all others, as a rung of the recovery ladder does."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        hook_steps(trainer, trainer.optimizers[0])
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        skip_step(trainer, optimizer, torch.tensor(trainer.global_step == 2))
+
+
+class Overflows(TinyModule):
+    """The gradient of its third step is not finite; under a scaler it computes in fp32."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return super().training_step(batch, batch_idx)
+
+    def on_after_backward(self) -> None:
+        if self.trainer.global_step == 2:
+            next(self.parameters()).grad.fill_(math.inf)  # type: ignore[union-attr]
+
+
+class Withholds(TinyModule):
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if batch_idx == 2:
+            optimizer_closure()
+        else:
+            optimizer.step(closure=optimizer_closure)
+
+
+def scaler() -> dict[str, Any]:
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))]}
+
+
+SKIPS: dict[str, Any] = {
+    "clip": lambda make: (Overflows(make), [GradClip()], {}),
+    "recovery": lambda make: (TinyModule(make), [PassesOverStep3()], {}),
+    "scaler": lambda make: (Overflows(make), [], scaler()),
+    "scaler and clip": lambda make: (Overflows(make), [GradClip()], scaler()),
+    "withheld": lambda make: (Withholds(make), [], {}),
+    "nothing": lambda make: (TinyModule(make), [], scaler()),
+}
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
+@pytest.mark.parametrize("first", [True, False], ids=["listed first", "listed last"])
+@pytest.mark.parametrize("kind", SKIPS)
+def test_the_average_stands_still_whoever_skips_the_step(kind: str, first: bool, fused: bool) -> None:
+    seen: dict[int, Any] = {}
+    ema = SkipAwareEMA(0.5)
+    module, others, options = SKIPS[kind](adamw(fused=fused, lr=1e-3))
+    note = Watch("on_train_batch_end", lambda t, *rest: seen.update({t.global_step: int(average(ema)["n_averaged"])}))
+    trainer = quiet_trainer(*([ema, *others] if first else [*others, ema]), note, max_steps=5, **options)
+    trainer.fit(module, TinyData())
+    skips = kind != "nothing"
+    assert seen == dict(enumerate([1, 2, 2, 3, 4] if skips else [1, 2, 3, 4, 5], 1))
+    assert Progress.of(trainer).skipped == skips
+
+
 def test_the_average_stands_still_on_a_skipped_step_and_lightnings_own_does_not() -> None:
     poison = {2: math.nan, 3: math.nan}
     ours = fit(SkipAwareEMA(0.5), poison=poison)
@@ -72,6 +134,17 @@ def test_a_resume_in_the_window_after_a_skip_does_not_make_up_for_it(tmp_path: P
     assert_same_bits([resumed[4], resumed[6]], [straight[4], straight[6]])
 
 
+def test_a_resume_from_a_save_that_came_before_the_average_holds_too(tmp_path: Path) -> None:
+    def run(*others: Any, ckpt: Any = None) -> Any:
+        ema = SkipAwareEMA(0.5)
+        trainer = quiet_trainer(GradClip(), AccumulationWindows(4, 2), *others, ema, max_steps=4)
+        trainer.fit(TinyModule(adamw(), poison={2: math.nan}), TinyData(), ckpt_path=ckpt)
+        return average(ema)
+
+    straight = run(SaveAtSteps(tmp_path))
+    assert_same_bits(run(ckpt=tmp_path / "micro-6.ckpt"), straight)  # step 3 was skipped
+
+
 def test_a_resume_in_mid_window_averages_each_step_once(tmp_path: Path) -> None:
     straight = fit(SkipAwareEMA(0.5), SaveAtSteps(tmp_path))
     assert_same_bits(fit(SkipAwareEMA(0.5), ckpt=tmp_path / "micro-5.ckpt")[6], straight[6])
@@ -90,6 +163,9 @@ def test_a_device_that_is_none_and_a_decay_that_is_no_number_are_refused_in_a_se
         SkipAwareEMA(decay="1")
 
 
-def test_it_is_refused_when_there_is_nobody_to_ask() -> None:
-    with pytest.raises(MisconfigurationException, match=r"`SkipAwareEMA`: asks `GradSpikeSkip` .* add it, or"):
-        quiet_trainer(SkipAwareEMA(), max_steps=1).fit(TinyModule(), TinyData())
+def test_with_nobody_who_skips_it_is_lightnings_average() -> None:
+    averages = []
+    for callback in (SkipAwareEMA(0.5), lightning_callbacks.EMAWeightAveraging(decay=0.5)):
+        quiet_trainer(callback, max_steps=3).fit(TinyModule(), TinyData())
+        averages.append(average(callback))
+    assert_same_bits(*averages)

@@ -42,8 +42,8 @@ class GradClip(StabilityCallback):
     and it may follow the norms themselves: by z-score (``adaptive``: see :class:`~.z_clip.NormStatistics`) or relative
     to the running norm of each tensor (``ada_gc``: see :class:`~.ada_gc.RunningNorms`). With ``max_norm`` as well, the
     lower one holds; a fixed cap does not enter the statistics, and there is none unless it is asked for: one below the
-    usual norm would clip every step and hide what the statistics say. Steps that ``GradSpikeSkip`` or ``ScriptedSkip``
-    skips, and norms of exactly 0, enter no statistics.
+    usual norm would clip every step and hide what the statistics say. Steps that ``GradSpikeSkip``, ``ScriptedSkip`` or
+    a rung of ``Recovery`` skips, and norms of exactly 0, enter no statistics.
 
     **Not finite**: a norm that is not finite has no clipped value. That step changes nothing, whichever part it is in
     (weights, moments and step count stay bit-identical); no part is scaled, none enters its statistics, and the step is
@@ -63,6 +63,7 @@ class GradClip(StabilityCallback):
         ceiling: Largest norm that a rewind of :class:`~.recovery.Recovery` asks for, whatever else holds; or ``None``.
         overriding: What another callback (``LROverride``) sets for the largest norm in the step that opens at given
             counters, ``None`` where it sets nothing; it stands above ``max_norm`` and ``schedule``.
+        passes_over: Whether a callback that acts later (:class:`~.recovery.Recovery`) skips a step, counted from 1.
 
     Args:
         max_norm: Largest norm, > 0. BloombergGPT v2: 0.3; OPT and BLOOM: 1.0. ``None``: 1.0, or no cap where
@@ -120,6 +121,7 @@ class GradClip(StabilityCallback):
         self.action = action
         self.ceiling: float | None = None
         self.overriding: Callable[[Mark], float | None] | None = None
+        self.passes_over: Callable[[int], bool] | None = None
         self.adaptive, self.ada_gc = adaptive, ada_gc
         self._kind = "z_clip" if adaptive is not None else "ada_gc"
         self._statistics: PartStatistics | None = None
@@ -201,7 +203,8 @@ class GradClip(StabilityCallback):
         if self.ceiling is not None:
             cap = self.ceiling if cap is None else min(cap, self.ceiling)
         if self._statistics is not None:
-            accepted = finite
+            is_passed = self.passes_over is not None and self.passes_over(Progress.of(trainer).steps)
+            accepted = torch.zeros_like(finite) if is_passed else finite
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, (GradSpikeSkip, ScriptedSkip)):
                     accepted = accepted & ~callback.skipped.to(accepted.device)

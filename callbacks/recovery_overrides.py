@@ -61,7 +61,7 @@ class RecoveryOverrides:
             self._dropout.find(module, "Recovery")
             self._dropout.apply()
         for clip in clips(trainer):
-            clip.ceiling = now.override("clip")
+            clip.ceiling, clip.passes_over = now.override("clip"), self.passes_over
         self._reset = any(e.done.get("reset_optimizer") and e.number > seen for e in now.rewinds)
 
     def before_batch(self, trainer: Trainer) -> None:
@@ -71,9 +71,13 @@ class RecoveryOverrides:
             for optimizer in trainer.optimizers:
                 zero_state(optimizer)
 
+    def passes_over(self, step: int) -> bool:
+        """Whether a step, counted from 1, changes nothing."""
+        return step <= self.skip_until
+
     def before_step(self, trainer: Trainer, optimizer: Any) -> None:
         """Let the step change nothing if it is to be passed over."""
-        if Progress.of(trainer).steps <= self.skip_until:
+        if self.passes_over(Progress.of(trainer).steps):
             skip_step(trainer, optimizer, torch.ones((), dtype=torch.bool, device=trainer.strategy.root_device))
 
     def end(self, trainer: Trainer) -> None:
@@ -86,7 +90,7 @@ class RecoveryOverrides:
             self._dropout.restore()
         self._dropout = None
         for clip in clips(trainer):
-            clip.ceiling = None
+            clip.ceiling = clip.passes_over = None
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""

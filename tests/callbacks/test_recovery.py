@@ -35,6 +35,7 @@ from lit_stable.callbacks import (
     Progress,
     Recovery,
     SafeCheckpoints,
+    ZClip,
     emit,
     fit_with_recovery,
 )
@@ -243,6 +244,17 @@ def test_skipped_steps_change_nothing_and_their_data_pass_by(tmp_path: Path) -> 
     with pytest.raises(AssertionError):
         assert_same_bits(weights[14], weights[13])
     assert (Progress.of(trainer).skipped, Progress.of(trainer).samples) == (3, 14 * BATCH)
+
+
+def test_norms_of_skipped_steps_enter_no_statistics(tmp_path: Path) -> None:
+    learned: dict[int, Any] = {}
+    clip = GradClip(adaptive=ZClip(warmup_steps=4))
+    watch = Watch("on_train_batch_end", lambda t, *_: learned.update({t.global_step: clip.state_dict()["z_clip"]}))
+    rungs = [{"do": "skip", "skip_steps": 3, "steps": 8}, {"do": "stop"}]
+    trainer = make_trainer(tmp_path, 14, trouble(10), watch, clip, recovery=Recovery(rungs, {"spike": "skip"}))
+    fit_with_recovery(trainer, Module(), Data())
+    assert learned[9] != learned[10] == learned[11] == learned[12] == learned[13] != learned[14]
+    assert clip.passes_over is None
 
 
 def test_the_learning_rate_is_cut_to_a_floor_and_stays(tmp_path: Path) -> None:

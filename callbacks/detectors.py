@@ -18,6 +18,7 @@ from .detector import Detector
 from .event_ring import EventRing
 from .events import Events, emit
 from .grad_norm import GradNorm
+from .host_agreement import HostAgreement
 from .logged_now import LoggedNow
 from .loss_scale_collapse import LossScaleCollapse
 from .low_loss import LowLoss
@@ -101,6 +102,7 @@ class Detectors(StabilityCallback):
         self.listeners: dict[str, Callable[[int, Mapping[str, float]], None]] = {}
         self._loss = WindowLoss()
         self._logged = LoggedNow()
+        self._ranks = HostAgreement()
         self._trainer: Trainer | None = None  # while training: a save, which hands none over, flushes
         self._every_step = EventRing()  # rows of loss and gradient norm
         self._at_logging = EventRing()  # rows of the scalars named beside
@@ -121,6 +123,8 @@ class Detectors(StabilityCallback):
         Progress.of(trainer)
         GradNorm.of(trainer)
         Events.of(trainer)
+        if self._patterns():
+            self._ranks.open(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer
@@ -156,14 +160,20 @@ class Detectors(StabilityCallback):
         self._logged.end_step(trainer)
         self._look(trainer, self._every_step.take(step), self._at_logging.take(step))
 
+    def _patterns(self) -> list[str]:
+        return [pattern for one in self._detectors if isinstance(one, Surge) for pattern in one.signals]
+
     def _send_logged(self, trainer: Trainer, step: int) -> None:
         """Send the loss scale and the logged scalars that are watched on their way, as rank 0 has them."""
-        patterns = [pattern for one in self._detectors if isinstance(one, Surge) for pattern in one.signals]
+        patterns = self._patterns()
         logged = {
             name: value
             for name, value in sorted(self._logged.values(trainer).items())
             if any(fnmatchcase(name, pattern) for pattern in patterns)
         }
+        if patterns:  # a module may have logged on one rank alone, or its own values: decisions must agree
+            missing = torch.tensor(math.nan)
+            logged = {name: logged.get(name, missing) for name in self._ranks.from_rank_0(list(logged))}
         scale = loss_scale(trainer)
         if scale is not None:
             logged["loss_scale"] = scale
@@ -171,7 +181,7 @@ class Detectors(StabilityCallback):
             return
         device = trainer.strategy.root_device
         row = torch.stack([value.detach().to(device, torch.float32, non_blocking=True) for value in logged.values()])
-        if trainer.world_size > 1:  # a module may have logged its own rank's values; decisions must agree
+        if trainer.world_size > 1:
             dist.broadcast(row, src=0)
         self._names[step] = list(logged)
         self._at_logging.push((step,), row)
@@ -217,6 +227,7 @@ class Detectors(StabilityCallback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._trainer = None
+        self._ranks.close()
 
     def _flush(self) -> None:
         if self._trainer is not None:

@@ -12,6 +12,7 @@ from launch import of, run_scenarios
 NAMES = [
     "orders_ddp",
     "orders_fsdp2",
+    "a_surge_that_one_rank_sees",
     "black_box_fsdp2",
     "repeat_check_ddp",
     "repeat_check_fsdp2",
@@ -41,6 +42,14 @@ def test_an_order_is_carried_out_by_all_ranks_at_one_boundary_and_after_a_resume
     assert result["stopped"] == [4, True]
     # The schedule's own rates fall from step 2 on; from step 4 on they are halved.
     assert result["rates"]["4"] < 0.55 * result["rates"]["3"]
+
+
+@of("a_surge_that_one_rank_sees")
+def test_a_surge_is_told_on_all_ranks_by_what_rank_0_has_logged(result: Any) -> None:
+    for steps, *told in result:  # once the others log nothing of it, once numbers of their own
+        assert steps == 26
+        assert told[0]
+        assert told[0] == told[1]
 
 
 @of("black_box_fsdp2")

@@ -15,9 +15,20 @@ from lightning.pytorch import Callback
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import equal_bits
 
-from lit_stable.callbacks import BlackBox, EffectiveLR, Event, Events, Progress, RepeatCheck, RunControl, emit
+from lit_stable.callbacks import (
+    BlackBox,
+    Detectors,
+    EffectiveLR,
+    Event,
+    Events,
+    Progress,
+    RepeatCheck,
+    RunControl,
+    emit,
+)
 from lit_stable.callbacks.control_orders import new_order, place, read_ledger
 from lit_stable.callbacks.events import read_events
+from lit_stable.callbacks.surge import Surge
 from lit_stable.devices.check_devices import check_devices
 
 
@@ -64,6 +75,41 @@ def _orders(strategy: str) -> dict[str, Any]:
         "stopped": [stopping.trainer.global_step, control.stopped],
         "ledger": [[done.step, done.action] for done in read_ledger(folder)],
     }
+
+
+class LogsAlone(Callback):
+    """Rank 0 logs what grows; the other ranks log nothing of it, or another number."""
+
+    def __init__(self, own: bool) -> None:
+        self.own = own
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        step = Progress.of(trainer).steps
+        if rank() == 0 or self.own:
+            pl_module.log("mine/grows", 2.0**step if rank() == 0 else 1.0, rank_zero_only=not self.own)
+
+
+@scenario
+def a_surge_that_one_rank_sees() -> list[Any]:
+    found: list[Any] = []
+    for own in (False, True):
+        surge = Surge(signals=["mine/*"], window=20, warmup=5, factor=2.0)
+        others = dict.fromkeys(("spike", "slow_divergence", "plateau", "low_loss"))
+        told: list[int] = []
+        detectors = Detectors(surge=surge, **others)
+        run = fit2("ddp", steps=26, validates=False, callbacks=(LogsAlone(own), detectors, Listens(told)))
+        ranks: list[Any] = [None, None]
+        torch.distributed.all_gather_object(ranks, told)
+        found.append([len(run.rows), *ranks])
+    return found
+
+
+class Listens(Callback):
+    def __init__(self, told: list[int]) -> None:
+        self.told = told
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        Events.of(trainer).listeners["test"] = lambda event: self.told.append(event.step)
 
 
 @scenario

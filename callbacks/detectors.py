@@ -98,7 +98,7 @@ class Detectors(StabilityCallback):
             cls() if given is True else deepcopy(given) for cls, given in chosen.items() if given
         ]
         if not self._detectors:
-            raise MisconfigurationException("`Detectors`: all detectors are null; leave the callback away.")
+            raise MisconfigurationException("`Detectors`: all detectors are null; leave the callback out.")
         self.listeners: dict[str, Callable[[int, Mapping[str, float]], None]] = {}
         self._loss = WindowLoss()
         self._logged = LoggedNow()

@@ -181,7 +181,7 @@ class LROverride(StabilityCallback):
         if self.change.changes_the_rate and not self._bases:
             raise MisconfigurationException(
                 "`LROverride`: configure_optimizers returned no optimizer, so there is no rate to change; leave the"
-                " callback away."
+                " callback out."
             )
         if self.change.changes_the_rate and max(self._bases) <= 0:
             raise MisconfigurationException(

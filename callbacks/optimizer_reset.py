@@ -171,7 +171,7 @@ def refuse_without_moments(optimizer: Optimizer) -> None:
     kinds = {key for state in optimizer.state.values() for key, value in state.items() if value is not None}
     if not kinds & ZERO_AT_START:
         name = type(optimizer).__name__
-        raise MisconfigurationException(f"`OptimizerReset`: {name} keeps no moments to reset; leave the callback away.")
+        raise MisconfigurationException(f"`OptimizerReset`: {name} keeps no moments to reset; leave the callback out.")
 
 
 def largest_state(optimizer: Optimizer) -> float:

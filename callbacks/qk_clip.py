@@ -94,7 +94,7 @@ class QKClip(StabilityCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if has_fsdp1(trainer.strategy.model):
             raise MisconfigurationException(
-                "`QKClip`: FSDP1 flattens the rows that belong to a head; take strategy fsdp2, or leave it away."
+                "`QKClip`: FSDP1 flattens the rows that belong to a head; take strategy fsdp2, or leave it out."
             )
         self._modules = {unwrapped(name): module for name, module in pl_module.named_modules() if name}
         _refuse(self._modules)
@@ -204,5 +204,5 @@ def _refuse(modules: dict[str, nn.Module]) -> None:
         if normalises(module):
             raise MisconfigurationException(
                 f"`QKClip`: {name} normalises queries or keys, which undoes what it does to their projections; leave it"
-                " away, or the norm (qk_norm: none)."
+                " out, or the norm (qk_norm: none)."
             )

@@ -35,12 +35,12 @@ def refuse_incomplete(trainer: Trainer, module: LightningModule, rungs: Sequence
     if rewinds and not any(isinstance(c, SafeCheckpoints) for c in callbacks):
         raise MisconfigurationException(
             "`Recovery`: a rewind goes to a checkpoint that `SafeCheckpoints` has written, and it is not there; put"
-            " `SafeCheckpoints()` into the trainer's callbacks, or leave the rung rewind away."
+            " `SafeCheckpoints()` into the trainer's callbacks, or leave the rung rewind out."
         )
     if any(rung.clip is not None for rung in rewinds) and not clips(trainer):
         raise MisconfigurationException(
             "`Recovery`: a rewind with clip changes what `GradClip` clips to, and it is not there; put `GradClip()`"
-            " into the trainer's callbacks, or leave clip away."
+            " into the trainer's callbacks, or leave clip out."
         )
 
 

@@ -66,7 +66,7 @@ class ValidateEverySteps(StabilityCallback):
         if not hasattr(trainer, "val_check_interval"):  # Lightning has none where it goes by the clock, and looks there
             raise MisconfigurationException(
                 "`Trainer(val_check_interval=...)`: is a time, and `ValidateEverySteps` counts optimizer steps; leave"
-                " one of them away."
+                " one of them out."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

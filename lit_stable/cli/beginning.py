@@ -50,7 +50,7 @@ def find_beginning(
     weights_alone = command in ("fit", "check") and ckpt_part == "weights"
     if weights_alone and ckpt_path is None:
         raise ValueError(
-            "ckpt_part=weights: says how a run begins, not how it goes on; give --ckpt_path, or leave it away."
+            "ckpt_part=weights: says how a run begins, not how it goes on; give --ckpt_path, or leave it out."
         )
     if resume == "auto":
         if ckpt_path is not None:

@@ -188,7 +188,7 @@ class LitStableCLI(LightningCLI):
         options: SurgeryOptions = self._get(self.config_init, "surgery")
         if options.operations and self._begins.checkpoint is None and self.command.name == "fit":
             raise ValueError(
-                f"{options.asked}: is done on a checkpoint; give --ckpt_path, or leave it away: a new run has what"
+                f"{options.asked}: is done on a checkpoint; give --ckpt_path, or leave it out: a new run has what"
                 " model.gpt says from the start."
             )
         if self._begins.weights_alone:

@@ -72,7 +72,7 @@ def resolve_recipe(name_or_path: str | Path, folder: Path | None = None) -> Path
     near = _nearest(str(name_or_path), [*shipped, *beside])
     folders = dict.fromkeys(f"{name.partition('/')[0]}/" if "/" in name else name for name in shipped)
     listed = f"there are {', '.join(folders)}; `lit-stable recipes` lists all"
-    remedy = f"nearest are {', '.join(near)}" if near else listed
+    remedy = f"nearest: {', '.join(near)}" if near else listed
     raise RecipeError(f"recipe {str(name_or_path)!r}: is neither a file nor a shipped recipe; {remedy}.")
 
 

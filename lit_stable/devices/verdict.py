@@ -77,7 +77,9 @@ def page(found: list[Found], wrong: list[str]) -> str:
     rows += [[one.name, one.kind, f"{one.tflops:.3g}", *(_speeds(one.links) if one.links else "--")] for one in found]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [""] + ([f"bad: {sentence}" for sentence in wrong] or [f"{len(found)} devices, all well"])
+    lines += [""] + (
+        [f"bad: {sentence}" for sentence in wrong] or [f"{len(found)} device{'s' if len(found) > 1 else ''}, all well"]
+    )
     return "\n".join(lines)
 
 

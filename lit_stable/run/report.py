@@ -144,7 +144,9 @@ class Report(Callback):
             rows.append(("logs", str(session.folder)))
         for callback in trainer.checkpoint_callbacks:
             if stalls := getattr(callback, "stalls", []):
-                rows.append(("saving took", f"{sum(stalls):.1f} s for {len(stalls)} checkpoints"))
+                rows.append(
+                    ("saving took", f"{sum(stalls):.1f} s for {len(stalls)} checkpoint{'s' if len(stalls) > 1 else ''}")
+                )
             for what in ("last", "best"):
                 if hasattr(callback, what) and (path := getattr(callback, what)()) is not None:
                     rows.append((f"checkpoint, {what}", str(path)))

@@ -123,7 +123,7 @@ def _has_bias(family: Family, ours: str, config: GPTConfig) -> bool:
     """Whether a family has a bias that a model without biases lacks."""
     if not ours.endswith("bias") or family.name == "llama":
         return False
-    return family.name != "opt" or "norm" in ours  # OPT can leave those of linear layers away
+    return family.name != "opt" or "norm" in ours  # OPT can leave out those of linear layers
 
 
 def _with_biases(weights: list[Renamed], norm_bias: bool) -> Iterator[Renamed]:

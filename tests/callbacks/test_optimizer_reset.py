@@ -292,7 +292,7 @@ def test_a_nan_in_the_moments_is_reset_and_would_be_seen() -> None:
 
 
 def test_an_optimizer_without_moments_is_refused() -> None:
-    with pytest.raises(MisconfigurationException, match="SGD keeps no moments to reset; leave the callback away"):
+    with pytest.raises(MisconfigurationException, match="SGD keeps no moments to reset; leave the callback out"):
         quiet_trainer(OptimizerReset(start=1), max_steps=3).fit(
             TinyModule(lambda p: torch.optim.SGD(p, 0.1)), TinyData()
         )

@@ -13,7 +13,7 @@ from lit_stable.devices.check_devices import check_devices
 def test_the_cpu_is_well(words: tuple[str, ...]) -> None:
     done = command(*words, "--rounds", "2", "--accelerator", "cpu")
     assert done.code == 0
-    assert done.out.endswith("\n1 devices, all well\n")
+    assert done.out.endswith("\n1 device, all well\n")
 
 
 def test_a_fault_is_told_and_is_the_exit_code(capsys) -> None:

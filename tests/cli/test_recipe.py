@@ -52,9 +52,9 @@ def test_a_file_comes_before_a_shipped_recipe(shipped, write):
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_names(shipped, write):
     write("smell.yaml", "")
-    with pytest.raises(RecipeError, match=r"recipe 'smal': is neither a file nor a shipped recipe; nearest are small"):
+    with pytest.raises(RecipeError, match=r"recipe 'smal': is neither a file nor a shipped recipe; nearest: small"):
         resolve_recipe("smal")
-    with pytest.raises(RecipeError, match=r"'grad_clop': .*; nearest are stability/grad_clip\."):
+    with pytest.raises(RecipeError, match=r"'grad_clop': .*; nearest: stability/grad_clip\."):
         resolve_recipe("grad_clop")
     listed = r"'xyz': .*; there are small, stability/; `lit-stable recipes` lists all\."
     with pytest.raises(RecipeError, match=listed):

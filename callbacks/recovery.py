@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from .base import StabilityCallback, log_number, was_logging_step
 from .checkpoint_health import KEPT, health, largest_activation
 from .event_ring import LAG
+from .logged_now import LoggedNow
 from .one_beginning import refuse_beginnings_that_differ
 from .positions import merge_ranges
 from .private_names import loss_scale
@@ -118,6 +119,7 @@ class Recovery(StabilityCallback):
         )
         self._heard = Heard(self.triggers)
         self._activations: list[float] = []
+        self._logged = LoggedNow()
         self._trainer: Trainer | None = None
         self._loaded_run: str | None = None
         self._seen = 0  # lines when the checkpoint that was loaded was written
@@ -175,6 +177,7 @@ class Recovery(StabilityCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         progress = Progress.of(trainer)
         self._steps = progress.steps
+        self._logged.clear()
         self._heard.forget_after(self._steps)
         if self._loaded_run or (self._loaded_run is None and progress.steps):
             self._book.go_on_in(self._folder(trainer))
@@ -193,6 +196,7 @@ class Recovery(StabilityCallback):
             self._book.add(trainer, self._steps, "begun", done={"branch": self.standing.branch})
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._logged.begin_batch(trainer)
         if self.acts:
             self._overrides.before_batch(trainer)
 
@@ -208,6 +212,7 @@ class Recovery(StabilityCallback):
         self._remedies.history.note(progress.steps, progress.start.samples, progress.samples - progress.start.samples)
         if was_logging_step(trainer):
             self._log(trainer, pl_module)
+        self._logged.end_step(trainer)
         self._pass_window(trainer)
         # A row that a save has brought to the host early is judged on the step on which it would have come.
         lag = LAG if trainer.strategy.root_device.type == "cuda" else 0
@@ -222,7 +227,7 @@ class Recovery(StabilityCallback):
             self._to_pass = None
 
     def _log(self, trainer: Trainer, module: LightningModule) -> None:
-        if (largest := largest_activation(trainer.callback_metrics)) is not None:
+        if (largest := largest_activation(self._logged.values(trainer))) is not None:
             self._activations = [*self._activations, largest][-KEPT:]
         episode = self._ladder.episode
         log_number(module, "stability/recovery_rung", 0 if episode is None else episode.rung + 1)

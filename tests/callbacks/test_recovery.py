@@ -210,6 +210,19 @@ def test_the_other_order_is_the_same_however_often_the_run_was_saved(tmp_path: P
     assert orders[0] == orders[1]
 
 
+def test_an_activation_is_judged_once_where_it_is_measured(tmp_path: Path) -> None:
+    """What the trainer still has of an earlier measurement would count again, but for the steps behind a resume."""
+
+    class Measures(Module):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            if Progress.of(self.trainer).steps % 4 == 0:
+                self.log("stability/activation_rms/net", 1.0 + Progress.of(self.trainer).steps)
+
+    recovery = Recovery([{"do": "stop"}])
+    fit_with_recovery(make_trainer(tmp_path, 12, recovery=recovery, log_every_n_steps=1), Measures(), Data())
+    assert recovery.state_dict()["activations"] == [1.0, 5.0, 9.0]
+
+
 # -- the other rungs -------------------------------------------------------------------------------------------------
 
 

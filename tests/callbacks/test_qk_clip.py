@@ -179,7 +179,7 @@ def test_heads_that_were_only_said_to_be_scaled_are_not_counted_by_a_resume_that
     fit(steps=2, module=loud(), callbacks=(said, SaveEveryMicroBatch(tmp_path)), validates=False)
     known = said.state_dict()
     assert known["clipped"] == 0
-    assert known["only_logged"] >= 2
+    assert known["only_logged"] > 0  # not in the first step, whose rate is 0
     for action, seen in (("act", 0), ("log", known["only_logged"])):
         clip = QKClip(threshold=1e6, action=action)  # type: ignore[arg-type]
         run = fit(steps=3, module=loud(), callbacks=(clip,), ckpt_path=tmp_path / "m8.ckpt", validates=False)

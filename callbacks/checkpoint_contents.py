@@ -119,11 +119,17 @@ def or_not_written(path: Path) -> Iterator[None]:
         failed = next((e for e in _of_all_ranks(error) or [error] if isinstance(e, OSError)), None)
         if failed is None:
             raise
-        free = shutil.disk_usage(path.parent).free / 2**30
-        raise CheckpointError(
-            f"{path}: could not be written ({failed.strerror or failed}; {free:.3g} GiB are free there); what was saved"
-            " before it is whole: make room and go on from that."
-        ) from error
+        raise CheckpointError(not_written(path, failed)) from error
+
+
+def not_written(path: Path, error: OSError) -> str:
+    """The sentence about what could not be written."""
+    there = next((parent for parent in (path, *path.parents) if parent.is_dir()), Path())
+    free = shutil.disk_usage(there).free / 2**30
+    return (
+        f"{path}: could not be written ({error.strerror or error}; {free:.3g} GiB are free there); what was saved"
+        " before it is whole: make room and go on from that."
+    )
 
 
 def _of_all_ranks(error: BaseException) -> list[BaseException] | None:

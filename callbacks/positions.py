@@ -42,3 +42,14 @@ def stream_position(consumed: int, dropped: Sequence[Range]) -> int:
             break
         position += stop - start
     return position
+
+
+def consumed_before(position: int, dropped: Sequence[Range]) -> int:
+    """Kept samples in front of a stream position that no dropped range holds inside; ``dropped`` sorted and merged.
+
+    Example::
+
+        >>> [consumed_before(position, [(2, 5)]) for position in (0, 1, 2, 5, 6)]
+        [0, 1, 2, 2, 3]
+    """
+    return position - sum(stop - start for start, stop in dropped if stop <= position)

@@ -30,7 +30,7 @@ from lit_stable.cli.spine import spine
 from lit_stable.cli.systems import system_asked_for
 from lit_stable.cli.trace import Trace, trace, write_trace
 from lit_stable.run.console import quiet_lightning, say
-from lit_stable.run.full_disk import full_disk, not_written
+from lit_stable.run.full_disk import full_disk, full_disk_sentence
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
 from lit_stable.run.surgery import Surgery, SurgeryOptions
@@ -223,7 +223,7 @@ class LitStableCLI(LightningCLI):
             if not is_for_the_user(error):
                 if (full := full_disk(error)) is None:
                     raise
-                raise RunFailed(not_written(full, self._session.folder or self._place[0])) from error
+                raise RunFailed(full_disk_sentence(full, self._session.folder or self._place[0])) from error
             # A checkpoint that cannot be read or written is no fault of the recipe.
             failed = self._report.started or isinstance(error, CheckpointError)
             raise (RunFailed if failed else UserError)(sentence(error)) from error

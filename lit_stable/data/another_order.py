@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lit_stable.callbacks.positions import Range, stream_position
+from lit_stable.callbacks.positions import Range, consumed_before, stream_position
 
 _ORDERS = (
     *("data.seed_data", "data.sequence_length", "data.sources", "data.weight_schedule"),
@@ -29,10 +29,10 @@ def another_order(differences: Sequence[str], consumed: int, dropped: Sequence[R
     here = stream_position(consumed, dropped)
     if ahead := [(start, stop) for start, stop in dropped if stop > here]:
         start, stop = ahead[-1]
-        safe = start - sum(b - a for a, b in dropped if b <= start)
         raise ValueError(
             f"{'; '.join(lines)}: puts other samples at stream positions {start} to {stop - 1}, which are left out for"
-            f" what stood there; keep what it was up to a checkpoint behind them, of {safe} samples or more."
+            f" what stood there; keep what it was up to a checkpoint behind them, of {consumed_before(start, dropped)}"
+            " samples or more."
         )
     keys = ", ".join(line.partition(": ")[0] for line in lines)
     return (

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from lit_stable.callbacks.positions import Range, stream_position
+from lit_stable.callbacks.positions import Range, consumed_before, stream_position
 from lit_stable.callbacks.stages import parse_count
 from lit_stable.data.epochs import Reshuffle
 
@@ -91,11 +91,10 @@ def settle(
         ahead = [(start, stop) for start, stop in dropped_before if start >= position]
         if ahead and (mark, seed) not in planned:
             start, stop = ahead[-1]
-            safe = start - sum(b - a for a, b in dropped if b <= start)
             problems.append(
                 f"data.order.reshuffle={{{mark}: {seed}}}: lies before stream positions {start} to {stop - 1}, which"
                 " are left out; in another order other samples would stand there, and those would come back: give a"
-                f" point behind them, {safe} samples or later."
+                f" point behind them, {consumed_before(start, dropped)} samples or later."
             )
     if late:
         problems.insert(

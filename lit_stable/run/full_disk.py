@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +10,7 @@ from typing import TypeVar
 from lightning.pytorch import Trainer
 
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.checkpoint_contents import CheckpointError, not_written
 
 T = TypeVar("T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -30,7 +29,7 @@ def on_rank_zero(trainer: Trainer, folder: Path, act: Callable[[], T]) -> T:
         done = act() if trainer.is_global_zero else None
     except OSError as error:  # told to all: the others wait here
         is_full = error.errno in _FULL
-        problem = not_written(error, folder) if is_full else _not_writable(error, folder)
+        problem = full_disk_sentence(error, folder) if is_full else _not_writable(error, folder)
     except ValueError as error:
         problem = str(error)
     done, problem, is_full = trainer.strategy.broadcast((done, problem, is_full))
@@ -50,15 +49,9 @@ def full_disk(error: BaseException | None) -> OSError | None:
     return None
 
 
-def not_written(error: OSError, folder: Path) -> str:
+def full_disk_sentence(error: OSError, folder: Path) -> str:
     """The sentence about a disk that is full; ``folder`` is named where the error names no file."""
-    path = Path(error.filename) if isinstance(error.filename, str) else folder
-    there = next((parent for parent in (path, *path.parents) if parent.is_dir()), Path())
-    free = shutil.disk_usage(there).free / 2**30
-    return (
-        f"{path}: could not be written ({error.strerror or error}; {free:.3g} GiB are free there); what was saved"
-        " before it is whole: make room and go on from that."
-    )
+    return not_written(Path(error.filename) if isinstance(error.filename, str) else folder, error)
 
 
 def _not_writable(error: OSError, folder: Path) -> str:

@@ -11,7 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from .base import MisconfigurationException, rank_zero_info, rank_zero_warn
-from .private_names import inner_schedulers
+from .private_optimizer_names import inner_schedulers
 from .scheduler_settings import GROUP_RATES, groups, options, rates, unsaved_rates
 
 if TYPE_CHECKING:

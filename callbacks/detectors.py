@@ -24,7 +24,7 @@ from .loss_scale_collapse import LossScaleCollapse
 from .low_loss import LowLoss
 from .plateau import Plateau
 from .positions import stream_position
-from .private_names import loss_scale
+from .private_optimizer_names import loss_scale
 from .progress import Progress
 from .slow_divergence import SlowDivergence
 from .spike_alarm import SpikeAlarm

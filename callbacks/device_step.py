@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import rank_zero_warn
 from .gradient_scaler import FOUND_INF, GRAD_SCALE, has_scaler
-from .private_names import unscales_in_step
+from .private_optimizer_names import unscales_in_step
 from .progress import Progress
 from .shards import local
 from .step_hooks import require_step_hooks

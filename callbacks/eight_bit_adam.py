@@ -18,7 +18,7 @@ from .eight_bit_conversion import convert_in_place, convertible
 from .eight_bit_layout import Bits, StateRules, plan_states, state_table
 from .eight_bit_optimizer import StatePlan, is_blockwise
 from .eight_bit_states import state_bytes
-from .private_names import is_mock_optimizer
+from .private_optimizer_names import is_mock_optimizer
 from .safe_checkpoints import SafeCheckpoints
 from .shards import has_fsdp1
 

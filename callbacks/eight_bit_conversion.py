@@ -12,7 +12,7 @@ from .base import MisconfigurationException
 from .eight_bit_blocks import refuse_unplaceable
 from .eight_bit_layout import TensorPlan
 from .eight_bit_optimizer import BlockwiseAdam, BlockwiseAdamW, StatePlan, is_blockwise, refuse_options
-from .private_names import pinned_step, swap_class
+from .private_optimizer_names import pinned_step, swap_class
 from .shards import local
 
 KINDS: dict[type[Optimizer], type[Optimizer]] = {Adam: BlockwiseAdam, AdamW: BlockwiseAdamW}

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .eight_bit_blocks import Moment, Rows, StateMap, dequantize_moments, quantize
-from .private_names import fused_adam
+from .private_optimizer_names import fused_adam
 
 MOST_ELEMENTS = 1 << 24  # of a parameter whose two moments are in fp32 at one time: 128 MiB
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .private_names import reshard_fsdp1
+from .private_fsdp_names import reshard_fsdp1
 from .shards import has_fsdp1
 
 if TYPE_CHECKING:

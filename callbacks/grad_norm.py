@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .base import StabilityCallback, find_or_install, is_logging_step
-from .private_names import fsdp1_shards, loss_scale, unscales_in_step
+from .private_fsdp_names import fsdp1_shards
+from .private_optimizer_names import loss_scale, unscales_in_step
 from .progress import Progress
 from .shards import OverShards, fsdp1_model, shard_groups, summed_piece
 from .step_hooks import refuse_engine

@@ -12,7 +12,7 @@ from .device_step import clear_all, hook_steps, is_fused, skip_step, tell_of_syn
 from .events import Event, Events, emit
 from .grad_norm import GradNorm
 from .positions import stream_position
-from .private_names import loss_scale
+from .private_optimizer_names import loss_scale
 from .progress import Mark, Progress
 from .schedule_hold import ScheduleHold, refuse_rare_schedulers
 from .spike_arguments import refuse_broken, spike_rules

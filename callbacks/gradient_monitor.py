@@ -10,7 +10,7 @@ from torch import nn
 from .grad_norm import GradNorm
 from .monitor import Monitor
 from .parameter_sums import Grouping, ParameterSums, named_trainable
-from .private_names import loss_scale, unscales_in_step
+from .private_optimizer_names import loss_scale, unscales_in_step
 from .scalars import Scalars
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from .bit_hash import bit_hash
 from .events import Event, Events, emit
 from .module_patterns import unwrapped
 from .monitor import Monitor
-from .private_names import fsdp1_shards
+from .private_fsdp_names import fsdp1_shards
 from .progress import Progress
 from .rank_gather import gather_ranks
 from .scalars import Scalars

@@ -1,21 +1,19 @@
-"""Every private name of Lightning and torch that the package touches, each with its reason.
+"""Every private name of Lightning's loops and connectors that the package touches, each with its reason.
 
-Those of torch's files and checkpoints are in :mod:`.private_storage_names`.
+Those of optimizers are in :mod:`.private_optimizer_names`, of FSDP1 in :mod:`.private_fsdp_names`, of torch's files and
+checkpoints in :mod:`.private_storage_names`.
 
-``tests/callbacks/test_private_names.py`` pins each one: an upgrade that moves it fails there, with the reason in sight.
+``tests/callbacks/test_private_*.py`` pin each one: an upgrade that moves it fails there, with the reason in sight.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -252,85 +250,6 @@ def restore_sigterm_broadcast(trainer: Trainer) -> None:
     trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
 
 
-def fsdp1_shards(model: nn.Module) -> tuple[set[nn.Parameter], Any]:
-    """Parameters that FSDP1 keeps as local shards, and the process group they are sharded over.
-
-    With ``use_orig_params`` a shard looks like any small plain parameter: only its handle knows. The public
-    ``clip_grad_norm_`` would also tell the norm but rewrites every gradient, with NaN when the norm is infinite.
-    """
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    shards: set[nn.Parameter] = set()
-    group = None
-    for module in FullyShardedDataParallel.fsdp_modules(model):
-        handle = module._handle
-        if handle is None or not handle.uses_sharded_strategy:
-            continue
-        group = module.process_group
-        shards.update((handle.flat_param._params or ()) if handle._use_orig_params else [handle.flat_param])
-    return shards, group
-
-
-def reshard_fsdp1(model: nn.Module) -> None:
-    """Free the parameters that FSDP1 keeps gathered after a forward pass without a backward pass: those of its root.
-
-    FSDP1 does not gather again what is gathered, so the next forward pass would use the weights from before the step.
-    """
-    from torch.distributed.fsdp import FullyShardedDataParallel, _runtime_utils
-
-    for module in FullyShardedDataParallel.fsdp_modules(model):
-        handle = module._handle
-        if handle is not None and handle.uses_sharded_strategy and not handle.needs_unshard():
-            _runtime_utils._reshard(module, handle, True)
-
-
-def keep_fsdp1_wrapper(trainer: Trainer) -> None:
-    """Let the next fit of the model that was just trained take the wrapper of FSDP1 around it; ``forget`` undoes it.
-
-    Lightning wraps again what it finds bare. Where only parts of the model are wrapped units it takes them for the
-    user's own and leaves out the wrapper around the whole, whose flat pieces then stand for parameters.
-    """
-    strategy: Any = trainer.strategy
-    wrapper = strategy.model
-    if type(wrapper).__name__ == "FullyShardedDataParallel":
-        strategy._setup_model = lambda model: (
-            wrapper if wrapper.module is model else type(strategy)._setup_model(strategy, model)
-        )
-
-
-def forget_fsdp1_wrapper(trainer: Trainer) -> None:
-    """Undo :func:`keep_fsdp1_wrapper`; nothing happens where nothing was kept."""
-    trainer.strategy.__dict__.pop("_setup_model", None)
-
-
-def loss_scale(trainer: Trainer) -> Tensor | None:
-    """The factor, a 0-d tensor on the device, by which a gradient scaler multiplied the loss; ``None`` without one.
-
-    The public ``get_scale`` waits for the device.
-    """
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not scaler.is_enabled():
-        return None
-    scale: Tensor | None = scaler._scale
-    return scale
-
-
-def unscales_in_step(optimizer: Any) -> bool:
-    """Whether a gradient scaler leaves the division of gradients to this optimizer's kernel, as with fused ones."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def after_step_first(optimizer: Any, hook: Callable[..., None]) -> Any:
-    """Register a step post-hook that runs before those that are there already; returns the handle that removes it.
-
-    They put back what the step was taken with: the learning rate, ``found_inf``. torch lets hooks be added at the end
-    only.
-    """
-    handle = optimizer.register_step_post_hook(hook)
-    optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)
-    return handle
-
-
 def compiled_graphs() -> int:
     """Graphs that ``torch.compile`` has built in this process so far; 0 where it was never used.
 
@@ -338,54 +257,3 @@ def compiled_graphs() -> int:
     """
     dynamo = sys.modules.get("torch._dynamo.utils")  # importing it costs a second
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
-
-
-def inner_schedulers(scheduler: Any) -> list[Any]:
-    """The schedulers that a SequentialLR or ChainedScheduler runs; empty for others. torch names them nowhere else."""
-    return list(getattr(scheduler, "_schedulers", ()))
-
-
-def fused_adam(decoupled: bool) -> Callable[..., None]:
-    """The kernel of a fused Adam or, with decoupled decay, AdamW.
-
-    The public functions count steps by themselves, which a parameter that is stepped on in parts cannot have, and take
-    AdamW's decay only from torch 2.7 on.
-    """
-    kernel: Callable[..., None] = torch._fused_adamw_ if decoupled else torch._fused_adam_
-    return kernel
-
-
-def is_mock_optimizer(optimizer: Any) -> bool:
-    """Whether it is the placeholder that Lightning makes where ``configure_optimizers`` returns None."""
-    return type(optimizer).__name__ == "_MockOptimizer"  # by name: each of the two namespaces has its own
-
-
-def pinned_step(optimizer: Any) -> str | None:
-    """What has replaced ``step`` on the instance: ``scheduler``, ``other`` or ``None``.
-
-    A learning-rate scheduler pins the bound method of the class that the optimizer had, so another class's would never
-    be called.
-    """
-    step = vars(optimizer).get("step")
-    if step is None:
-        return None
-    return "scheduler" if getattr(step, "_wrapped_by_lr_sched", False) else "other"
-
-
-def swap_class(optimizer: Any, cls: type) -> None:
-    """Make an optimizer an instance of another class in place: its step hooks run, and its scheduler's pin holds."""
-    pinned = vars(optimizer).pop("step", None) is not None
-    optimizer.__class__ = cls
-    optimizer._patch_step_function()  # what runs the hooks is put around `step` once a class, at construction
-    if not pinned:
-        return
-    reference, function = weakref.ref(optimizer), cls.step  # type: ignore[attr-defined]
-
-    @functools.wraps(function)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        owner: Any = reference()
-        owner._opt_called = True  # the scheduler warns without it
-        return function(owner, *args, **kwargs)
-
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = step

@@ -15,7 +15,7 @@ from .base import MisconfigurationException, StabilityCallback, refuse_all, was_
 from .forward_replay import ForwardReplay
 from .module_patterns import unwrapped
 from .moved_parameters import Moved, all_moved, moved_by
-from .private_names import after_step_first
+from .private_optimizer_names import after_step_first
 from .qk_scaling import ScalesQueriesKeys, head_factors, normalises, rows_to_scale, scale_rows, split_factors
 from .shards import has_fsdp1
 from .step_hooks import require_step_hooks

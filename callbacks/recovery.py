@@ -12,7 +12,7 @@ from .event_ring import LAG
 from .logged_now import LoggedNow
 from .one_beginning import refuse_beginnings_that_differ
 from .positions import merge_ranges
-from .private_names import loss_scale
+from .private_optimizer_names import loss_scale
 from .progress import Progress
 from .recovery_book import ledger_folders
 from .recovery_heard import Heard

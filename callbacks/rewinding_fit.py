@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .base import MisconfigurationException
 from .branch_end import newest_of_branch
-from .private_names import forget_fsdp1_wrapper, keep_fsdp1_wrapper
+from .private_fsdp_names import forget_fsdp1_wrapper, keep_fsdp1_wrapper
 from .recovery import Recovery
 from .recovery_exit import Rewind
 

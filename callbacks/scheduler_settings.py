@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from .private_names import inner_schedulers
+from .private_optimizer_names import inner_schedulers
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

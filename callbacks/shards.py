@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from .private_names import fsdp1_shards
+from .private_fsdp_names import fsdp1_shards
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .gradient_scaler import FOUND_INF, has_scaler
-from .private_names import after_step_first
+from .private_optimizer_names import after_step_first
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

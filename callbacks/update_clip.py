@@ -12,7 +12,7 @@ from .adam_update import AdamUpdate, refuse_other_optimizers
 from .base import MisconfigurationException, StabilityCallback, was_logging_step
 from .gradient_scaler import FOUND_INF
 from .optimizer_state import initialise_state
-from .private_names import after_step_first
+from .private_optimizer_names import after_step_first
 from .shards import fsdp1_model, has_flat_parameters
 
 if TYPE_CHECKING:

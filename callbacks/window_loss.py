@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .private_names import loss_scale
+from .private_optimizer_names import loss_scale
 from .rank_mean import mean_over_ranks
 from .token_weights import losses_correction
 

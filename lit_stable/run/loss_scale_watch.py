@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lit_stable.callbacks import GradNorm, Progress
 from lit_stable.callbacks.base import MisconfigurationException, StabilityCallback, is_logging_step, rank_zero_info
 from lit_stable.callbacks.device_step import clear_all, hook_steps, skip_step
-from lit_stable.callbacks.private_names import loss_scale
+from lit_stable.callbacks.private_optimizer_names import loss_scale
 from lit_stable.strategies.loss_scale import LossScaler
 
 #: Under which names Lightning stores what a precision plugin saves, by the strategy that ran.

@@ -1,10 +1,7 @@
-"""One test per private name of Lightning and torch: when an upgrade moves one, it fails here and says which."""
+"""One test per private name of Lightning's loops: when an upgrade moves one, it fails here and says which."""
 
 from __future__ import annotations
 
-import inspect
-import io
-import pickle
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -12,12 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer, sample
 from torch.utils.data import DataLoader
 
-from lit_stable.callbacks import private_names, private_storage_names
+from lit_stable.callbacks import private_names
 
 
 def fit_watching(hook: str, look: Any, **options: Any) -> Any:
@@ -260,45 +256,6 @@ def test_the_strategys_mesh_is_a_private_attribute_that_is_none_before_the_proce
         _ = strategy.device_mesh
 
 
-def test_fsdp1_keeps_shards_under_these_names() -> None:
-    """FSDP1 wants an accelerator, so its parts are looked at one by one; on GPUs a distributed test runs them."""
-    from torch.distributed.fsdp import FullyShardedDataParallel, _common_utils, _flat_param, _runtime_utils
-
-    state = vars(_common_utils._FSDPState())
-    assert state["_handle"] is None
-    assert state["process_group"] is None
-    assert isinstance(inspect.getattr_static(_flat_param.FlatParamHandle, "uses_sharded_strategy"), property)
-    assert "self._use_orig_params" in inspect.getsource(_flat_param.FlatParamHandle.__init__)
-    assert "_params" in _flat_param.FlatParameter.__annotations__
-    plain = torch.nn.Linear(2, 2)
-    assert FullyShardedDataParallel.fsdp_modules(plain) == []
-    assert private_names.fsdp1_shards(plain) == (set(), None)
-    assert list(inspect.signature(_runtime_utils._reshard).parameters) == [
-        *("state", "handle", "free_unsharded_flat_param"),
-    ]
-    assert callable(_flat_param.FlatParamHandle.needs_unshard)
-    private_names.reshard_fsdp1(plain)
-
-
-def test_the_next_fit_can_take_the_wrapper_of_the_last() -> None:
-    from lightning.pytorch.strategies import FSDPStrategy
-
-    assert list(inspect.signature(FSDPStrategy._setup_model).parameters) == ["self", "model"]
-    assert "self.model = self._setup_model(self.model)" in inspect.getsource(FSDPStrategy.setup)
-
-
-def test_a_hook_can_be_put_before_those_that_run_after_a_step() -> None:
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], lr=0.1)
-    order: list[str] = []
-    optimizer.register_step_post_hook(lambda *rest: order.append("earlier"))
-    handle = private_names.after_step_first(optimizer, lambda *rest: order.append("first"))
-    optimizer.step()
-    handle.remove()
-    optimizer.step()
-    assert order == ["first", "earlier", "earlier"]
-
-
 def test_compiled_graphs_counts_every_graph_that_dynamo_builds() -> None:
     torch._dynamo.reset()
     double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
@@ -323,7 +280,7 @@ def test_the_training_loop_hands_each_batch_to_the_strategys_batch_to_device() -
 def test_no_other_file_of_the_package_touches_a_private_name_of_the_trainer_or_its_loops() -> None:
     allowed = {"topology.py": {"_device_mesh"}}  # read by name with a default: absent is an answer there
     for path in Path(private_names.__file__).parent.glob("*.py"):
-        if path.name == "private_names.py":
+        if path.name.startswith("private_"):
             continue
         text = path.read_text()
         found = set(re.findall(r"(?:trainer|strategy|loop|module|handle|optimizer)\.(_[a-z]\w*)", text))
@@ -331,114 +288,8 @@ def test_no_other_file_of_the_package_touches_a_private_name_of_the_trainer_or_i
         assert found <= allowed.get(path.name, set()), path.name
 
 
-def test_a_scalers_factor_is_a_tensor_that_its_public_method_reads() -> None:
-    seen: list[Any] = []
-    scaler = torch.amp.GradScaler("cpu", init_scale=32.0)
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
-    fit_watching(
-        "on_before_optimizer_step", lambda t, o: seen.append(private_names.loss_scale(t)), plugins=[plugin], max_steps=1
-    )
-    assert torch.equal(seen[0], torch.tensor(32.0))
-    assert scaler.get_scale() == 32.0
-    assert private_names.loss_scale(quiet_trainer()) is None
-    off = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", enabled=False))
-    assert private_names.loss_scale(quiet_trainer(plugins=[off])) is None
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_a_scaler_leaves_the_division_to_fused_kernels_alone(fused: bool) -> None:
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.AdamW([weight], fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    scaler.scale(3.0 * weight.sum()).backward()
-    seen: list[float] = []
-    optimizer.register_step_pre_hook(lambda *rest: seen.append(float(weight.grad)))
-    scaler.step(optimizer)
-    assert seen == [24.0 if fused else 3.0]
-    assert private_names.unscales_in_step(optimizer) == fused
-
-
-@pytest.mark.parametrize("decoupled", [True, False], ids=["AdamW", "Adam"])
-def test_the_fused_kernel_is_that_of_the_public_optimizer_and_counts_no_step(decoupled: bool) -> None:
-    weight = torch.nn.Parameter(torch.randn(8))
-    cls = torch.optim.AdamW if decoupled else torch.optim.Adam
-    optimizer = cls([weight], lr=0.1, weight_decay=0.5, fused=True)
-    weight.grad = torch.randn(8)
-    p, m, v, step = weight.detach().clone(), torch.zeros(8), torch.zeros(8), torch.ones(())
-    kernel = private_names.fused_adam(decoupled)
-    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.5, "eps": 1e-8, "amsgrad": False}
-    options |= {"maximize": False, "grad_scale": torch.tensor(2.0)}
-    kernel([p], [2 * weight.grad], [m], [v], [], [step], found_inf=torch.zeros(()), **options)
-    optimizer.step()
-    assert torch.equal(p, weight)
-    assert float(step) == 1.0
-    before = p.clone()
-    kernel([p], [torch.full((8,), torch.nan)], [m], [v], [], [step], found_inf=torch.ones(()), **options)
-    assert torch.equal(p, before)
-
-
-def test_lightning_puts_a_mock_where_a_module_has_no_optimizer() -> None:
-    class Without(TinyModule):
-        def configure_optimizers(self) -> Any:
-            return None
-
-    trainer = quiet_trainer(max_steps=1)
-    trainer.fit(Without(), TinyData(resumes=False))
-    assert [private_names.is_mock_optimizer(optimizer) for optimizer in trainer.optimizers] == [True]
-    assert not private_names.is_mock_optimizer(torch.optim.AdamW(TinyModule().parameters()))
-
-
-def test_a_scheduler_pins_step_on_the_instance_and_a_swap_replaces_what_it_pinned() -> None:
-    class Counting(torch.optim.SGD):
-        calls = 0
-
-        def step(self, closure: Any = None) -> Any:
-            Counting.calls += 1
-
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], 0.1)
-    assert private_names.pinned_step(optimizer) is None
-    torch.optim.lr_scheduler.ConstantLR(optimizer)
-    assert private_names.pinned_step(optimizer) == "scheduler"
-    optimizer.__class__ = Counting
-    optimizer.step()
-    assert Counting.calls == 0, "torch no longer pins it: the swap can be a plain one"
-    optimizer.__class__ = torch.optim.SGD
-    hooked: list[int] = []
-    optimizer.register_step_pre_hook(lambda *rest: hooked.append(1))
-    private_names.swap_class(optimizer, Counting)
-    optimizer.step()
-    assert (Counting.calls, len(hooked)) == (1, 1)
-    assert private_names.pinned_step(optimizer) == "scheduler"
-    assert optimizer._opt_called
-    optimizer.step = lambda closure=None: None  # type: ignore[method-assign, assignment]
-    assert private_names.pinned_step(optimizer) == "other"
-
-
 def test_a_strategy_knows_how_long_a_collective_may_take() -> None:
     strategy = DDPStrategy(timeout=timedelta(seconds=6), process_group_backend="gloo")
     trainer = quiet_trainer(strategy=strategy, devices=1)
     assert private_names.collective_timeout(trainer) == timedelta(seconds=6)
     assert private_names.collective_timeout(quiet_trainer()) is None
-
-
-def test_a_tensor_hands_a_storage_over_to_whoever_pickles_it(tmp_path: Path) -> None:
-    met: list[Any] = []
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> Any:
-            stored = private_storage_names.as_stored(obj)
-            met.extend([] if stored is None else [stored])
-            return None if stored is None else "here"
-
-    Pickler(io.BytesIO(), 2).dump([torch.ones(3), torch.ones(2).untyped_storage()])
-    (storage, *rest), (_, *bare) = met
-    assert rest == [torch.float32, torch.FloatStorage, 3]
-    assert bare == [torch.uint8, torch.UntypedStorage, 8]
-    assert private_storage_names.typed_storage(storage, torch.float32).tolist() == [1, 1, 1]
-
-
-def test_a_place_in_a_shard_is_what_the_reader_of_shards_looks_up() -> None:
-    place = private_storage_names.place_in_shard("__1_0.distcp", 64, 3)
-    assert (place.relative_path, place.offset, place.length) == ("__1_0.distcp", 64, 3)
-    assert place.transform_descriptors is None

@@ -1,4 +1,4 @@
-"""The private names of torch's files and checkpoints that the package touches, as in :mod:`.private_names`."""
+"""The private names of torch's files and checkpoints that the package touches: see :mod:`.private_names`."""
 
 from __future__ import annotations
 

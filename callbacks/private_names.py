@@ -150,6 +150,14 @@ def collective_timeout(trainer: Trainer) -> timedelta | None:
     return getattr(trainer.strategy, "_timeout", None)
 
 
+def device_mesh(trainer: Trainer) -> Any:
+    """The mesh of a strategy that has one; ``None`` for others, and until the processes are up: the public one raises.
+
+    By capability, not by class: ``isinstance`` is False across ``lightning.pytorch`` and ``pytorch_lightning``.
+    """
+    return getattr(trainer.strategy, "_device_mesh", None)
+
+
 def divert_step_metrics(trainer: Trainer, instead: Callable[[dict[str, Any]], None]) -> None:
     """Hand the metrics of a training step to ``instead``, when Lightning would read each of them for the loggers.
 

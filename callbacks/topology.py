@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .private_names import device_mesh
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
@@ -11,9 +13,7 @@ TENSOR_PARALLEL = "tensor_parallel"
 
 
 def _mesh(trainer: Trainer) -> Any:
-    # By capability, not by class: isinstance() is False across `lightning.pytorch` and `pytorch_lightning`.
-    # The private attribute, since the public one raises until the processes are up.
-    mesh = getattr(trainer.strategy, "_device_mesh", None)
+    mesh = device_mesh(trainer)
     return mesh if mesh is not None and TENSOR_PARALLEL in (mesh.mesh_dim_names or ()) else None
 
 

@@ -11,15 +11,25 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
+import torch
 from forked import start_process
+from torch.utils.data import IterableDataset
 
-from lit_stable.data.workers import begin_worker, end_data_workers
+from lit_stable.data.workers import BeginWorker, end_data_workers, make_loader
 
 CONTEXT = multiprocessing.get_context("fork")  # as a loader starts its own
 
 
-def work(is_ready: multiprocessing.synchronize.Event) -> None:
-    begin_worker(0)
+class Endless(IterableDataset[int]):
+    """Samples without end."""
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield 1
+
+
+def wait_like_a_worker(is_ready: multiprocessing.synchronize.Event) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     is_ready.set()
     signal.pause()
 
@@ -32,35 +42,39 @@ def train(theirs: Any) -> None:
 
 
 def tell_and_wait(theirs: Any) -> None:
-    begin_worker(0)
+    BeginWorker(1)(0)
     theirs.send(os.getpid())
     signal.pause()
 
 
 @pytest.fixture
-def children() -> Iterator[list[BaseProcess]]:
-    """A worker, and a process that somebody else has started."""
-    ready = [CONTEXT.Event(), CONTEXT.Event()]
-    started = [CONTEXT.Process(target=work, args=(one,), daemon=one is ready[0]) for one in ready]
-    for process, is_ready in zip(started, ready, strict=True):
-        process.start()
-        assert is_ready.wait(60)
-    yield started
-    for process in started:
-        process.kill()
-        process.join()
+def stranger() -> Iterator[BaseProcess]:
+    """A daemonic process that somebody else has started in the same project."""
+    is_ready = CONTEXT.Event()
+    process = CONTEXT.Process(target=wait_like_a_worker, args=(is_ready,), daemon=True)
+    process.start()
+    assert is_ready.wait(60)
+    yield process
+    process.kill()
+    process.join()
 
 
-def test_they_ignore_what_the_trainer_is_sent_and_are_ended_when_it_ends(
-    children: list[BaseProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(multiprocessing, "active_children", lambda: children)  # of other tests there may be some
-    worker, other = children
+def test_they_ignore_what_the_trainer_is_sent_and_are_ended_when_it_ends(stranger: BaseProcess) -> None:
+    before = set(multiprocessing.active_children())
+    batches = iter(make_loader(Endless(), 1, torch.device("cpu")))
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(worker.pid, number)
+    worker.join(0.2)
+    assert worker.exitcode is None
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's raises here, for a worker that was killed
     end_data_workers()
     worker.join(30)
-    assert (worker.exitcode, other.exitcode) == (-signal.SIGKILL, None)
+    stranger.join(0.2)
+    del batches
+    signal.signal(signal.SIGCHLD, handler)
+    assert (worker.exitcode, stranger.exitcode) == (-signal.SIGKILL, None)
 
 
 def test_they_end_when_the_trainer_is_killed_and_another_process_is_their_parent() -> None:

@@ -8,6 +8,7 @@ checkpoints in :mod:`.private_storage_names`.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -101,6 +102,15 @@ def replay_window(trainer: Trainer, batches: int) -> None:
 def logged_step(trainer: Trainer) -> int:
     """The step that Lightning gives to a row of metrics for which the LightningModule logs no ``step`` of its own."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def validate_by_clock(trainer: Trainer) -> None:
+    """Where a trainer validates by the clock, let the time be up; nothing happens where it does not.
+
+    It is asked for as ``Trainer(val_check_interval="00:00:30:00")``, from Lightning 2.6 on.
+    """
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        trainer._last_val_time = -math.inf  # type: ignore[attr-defined]
 
 
 def validate_first(trainer: Trainer, step: int, ask: Callable[[], None]) -> None:

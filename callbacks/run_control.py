@@ -20,7 +20,7 @@ from .early_end import EarlyEnd, save_now
 from .events import Event, Events, emit
 from .host_agreement import HostAgreement
 from .learning_rate import EffectiveLR
-from .private_names import after_batch_end, forget_batch_end, window_is_open
+from .private_names import after_batch_end, forget_batch_end, validate_by_clock, window_is_open
 from .progress import Mark, Progress
 from .safe_checkpoints import KEY
 
@@ -92,7 +92,7 @@ class RunControl(StabilityCallback):
         self._is_within_hooks = False  # of the end of a batch, behind which what was ordered in its step is in force
         self._end = EarlyEnd()
         self._ranks = HostAgreement()
-        self._trainers_own: Any = None  # its interval between validations, while one is asked for
+        self._trainers_own: tuple[Any, int | None] | None = None  # when it validates, while one is asked for
         self._warned = False
 
     # -- begin -------------------------------------------------------------------------------------------------------
@@ -227,12 +227,25 @@ class RunControl(StabilityCallback):
         if not trainer.enable_validation:
             rank_zero_warn("RunControl: a validation was asked for, and there is nothing to validate with.")
         elif self._trainers_own is None:
-            self._trainers_own, trainer.val_check_batch = trainer.val_check_batch, _Now(1)
+            self._trainers_own = trainer.val_check_batch, trainer.check_val_every_n_epoch
+            trainer.val_check_batch, trainer.check_val_every_n_epoch = _Now(1), self._every_epoch(trainer)
+            validate_by_clock(trainer)
+
+    @staticmethod
+    def _every_epoch(trainer: Trainer) -> int | None:
+        """In place of every second epoch or fewer; None, which goes past the ends of epochs, stays."""
+        return None if trainer.check_val_every_n_epoch is None else 1
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._put_back(trainer)  # before the end of the epoch, at which others look at the trainer's own
 
     def _put_back(self, trainer: Trainer) -> None:
-        own, self._trainers_own = self._trainers_own, None
-        if own is not None and isinstance(trainer.val_check_batch, _Now):  # not so once a new loader has its own
-            trainer.val_check_batch = own
+        if self._trainers_own is None:
+            return
+        interval, trainer.check_val_every_n_epoch = self._trainers_own
+        self._trainers_own = None
+        if isinstance(trainer.val_check_batch, _Now):  # not so once a new loader has its own
+            trainer.val_check_batch = interval
 
     # -- end, state --------------------------------------------------------------------------------------------------
 

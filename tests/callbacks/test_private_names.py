@@ -28,6 +28,18 @@ def test_ready_batches_counts_the_batches_begun_in_the_epoch() -> None:
     assert seen == [1, 2, 3, 4]
 
 
+def test_a_validation_by_the_clock_is_made_when_its_time_is_up() -> None:
+    """Pins ``_val_check_time_interval`` and ``_last_val_time``."""
+    options = {"check_val_every_n_epoch": None, "val_check_interval": "01:00:00:00"}
+    if not hasattr(quiet_trainer(), "_val_check_time_interval"):
+        pytest.skip("this Lightning does not validate by the clock")
+    for ask, expected in ((lambda trainer: None, []), (private_names.validate_by_clock, [2])):
+        watch = Watch("on_train_batch_end", lambda t, *rest, ask=ask: ask(t) if t.global_step == 2 else None)
+        trainer = quiet_trainer(watch, max_steps=4, **options)
+        trainer.fit(TinyModule(), TinyData(resumes=False, validation_batches=1))
+        assert trainer.lightning_module.validated_after == expected
+
+
 def test_the_step_is_due_when_ready_batches_is_a_multiple_of_the_window() -> None:
     """Pins ``_accumulated_batches_reached``: the modulo and the division that ``Window`` stands in for."""
     steps: list[int] = []

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
-from tiny_fit import TinyData, TinyModule, assert_same_bits, quiet_trainer, snapshot
+from lightning.pytorch import Callback, Trainer
+from tiny_fit import TinyData, TinyModule, assert_same_bits, quiet_trainer, sample, snapshot
+from torch.utils.data import DataLoader
 
 from lit_stable.callbacks import AccumulationWindows, EffectiveLR, KillFileExists, Progress, RunControl
 from lit_stable.callbacks.control_orders import INBOX, LEDGER, new_order, place, read_ledger
@@ -42,9 +43,10 @@ def run(folder: Path, plan: dict[int, list[str]] | None = None, **options: Any) 
     control = RunControl(folder=str(folder), **options.pop("control", {}))
     says = Says(folder, plan, options.pop("save_at", ()))
     resume, module = options.pop("resume", None), options.pop("module", None)
+    data = options.pop("data", None)
     options = {"max_steps": 6, "check_val_every_n_epoch": None, "val_check_interval": 1_000_000, **options}
     trainer = quiet_trainer(control, AccumulationWindows(4, 2), says, **options)
-    trainer.fit(module or TinyModule(), TinyData(validation_batches=1), ckpt_path=resume)
+    trainer.fit(module or TinyModule(), data or TinyData(validation_batches=1), ckpt_path=resume)
     return trainer, says, control
 
 
@@ -64,6 +66,37 @@ def test_orders_are_carried_out_at_the_end_of_the_step_in_which_they_come(tmp_pa
         (5, 5, "stop", None),
     ]
     assert not list((tmp_path / INBOX).iterdir())
+
+
+class ShortEpochs(TinyData):
+    """Epochs of four micro-batches, which are two steps."""
+
+    def __init__(self) -> None:
+        super().__init__(validation_batches=1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader([sample(number)[None].repeat(2, 1) for number in range(4)], batch_size=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"check_val_every_n_epoch": 2}, [1, 4]),
+        ({"check_val_every_n_epoch": 100}, [1]),
+        ({"check_val_every_n_epoch": 2, "val_check_interval": 2}, [1, 3, 4]),
+        ({"check_val_every_n_epoch": None, "val_check_interval": "01:00:00:00"}, [1]),
+    ],
+)
+def test_a_validation_is_made_however_seldom_the_trainer_makes_its_own(
+    tmp_path: Path, options: dict[str, Any], expected: list[int]
+) -> None:
+    if isinstance(options.get("val_check_interval"), str) and not hasattr(
+        Trainer(logger=False), "_val_check_time_interval"
+    ):
+        pytest.skip("this Lightning does not validate by the clock")
+    trainer, *_ = run(tmp_path, {1: ["validate"]}, data=ShortEpochs(), **{"val_check_interval": 1.0, **options})
+    assert trainer.lightning_module.validated_after == expected
+    assert trainer.check_val_every_n_epoch == options["check_val_every_n_epoch"]
 
 
 class Counts(Callback):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import MisconfigurationException
+from .not_written import not_written
 
 Shapes = dict[str, tuple[int, ...]]
 _WEIGHTS = "state_dict"  # Lightning's key for a module's weights, in a file and in front of the names in a folder
@@ -120,16 +120,6 @@ def or_not_written(path: Path) -> Iterator[None]:
         if failed is None:
             raise
         raise CheckpointError(not_written(path, failed)) from error
-
-
-def not_written(path: Path, error: OSError) -> str:
-    """The sentence about what could not be written."""
-    there = next((parent for parent in (path, *path.parents) if parent.is_dir()), Path())
-    free = shutil.disk_usage(there).free / 2**30
-    return (
-        f"{path}: could not be written ({error.strerror or error}; {free:.3g} GiB are free there); what was saved"
-        " before it is whole: make room and go on from that."
-    )
 
 
 def _of_all_ranks(error: BaseException) -> list[BaseException] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ examples:
 
 exit codes:
   0    done
-  1    failed, or a checkpoint cannot be read or written
+  1    failed, or a file cannot be read or written, as on a full disk
   2    the recipe or the command line is wrong; nothing was run
   3    stopped by the recovery ladder; its ledger says why
   4    stopped by `ctl stop` or the kill file, a checkpoint was written; or the kill file let nothing begin
@@ -63,6 +64,7 @@ exit codes:
   143  stopped by SIGTERM, a checkpoint was written"""
 
 _READER_GONE = 141  # 128 + SIGPIPE, what a shell reports of other programs
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,9 +80,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _answer(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # here, where it can be caught, and not when the interpreter ends
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered still
+        _drop_output()
         return _READER_GONE
+    except OSError as error:
+        if error.filename is not None or error.errno not in _NO_ROOM:  # files are named, see `callbacks.not_written`
+            raise
+        _drop_output()
+        remedy = "make room, or send it elsewhere"
+        print(f"lit-stable: the output could not be written ({error.strerror}); {remedy}.", file=sys.stderr)
+        return 1
     return code
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is buffered still
 
 
 def _answer(arguments: list[str]) -> int:

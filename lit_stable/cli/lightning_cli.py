@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lit_stable.callbacks import GracefulStop, KillFileExists, Progress, Recovery, fit_with_recovery
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.control_orders import STOPPED as ORDERED
+from lit_stable.callbacks.not_written import FULL, caused_by
 from lit_stable.callbacks.recovery_exit import RecoveryStopped
 from lit_stable.cli.beginning import Beginning, find_beginning
 from lit_stable.cli.check import check
@@ -30,7 +31,7 @@ from lit_stable.cli.spine import spine
 from lit_stable.cli.systems import system_asked_for
 from lit_stable.cli.trace import Trace, trace, write_trace
 from lit_stable.run.console import quiet_lightning, say
-from lit_stable.run.full_disk import full_disk, full_disk_sentence
+from lit_stable.run.full_disk import full_disk_sentence
 from lit_stable.run.report import Report
 from lit_stable.run.session import RunOptions, Session
 from lit_stable.run.surgery import Surgery, SurgeryOptions
@@ -221,7 +222,7 @@ class LitStableCLI(LightningCLI):
             raise RunForbidden(str(error)) from error
         except Exception as error:
             if not is_for_the_user(error):
-                if (full := full_disk(error)) is None:
+                if (full := caused_by(error, FULL)) is None:
                     raise
                 raise RunFailed(full_disk_sentence(full, self._session.folder or self._place[0])) from error
             # A checkpoint that cannot be read or written is no fault of the recipe.

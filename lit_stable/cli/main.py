@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from lit_stable.callbacks.recovery_exit import Rewind
-from lit_stable.cli.errors import CommandEnd, exit_code, is_for_the_user
+from lit_stable.cli.errors import FAILED, CommandEnd, exit_code, is_for_the_user
+from lit_stable.cli.unusable_file import unusable_file
 
 #: Subcommands that read no recipe, by the file of each: what one does not need it does not wait for.
 _ALONE = {
@@ -38,9 +39,12 @@ def run(argv: Sequence[str]) -> int:
     except (CommandEnd, Rewind) as error:
         code, text = error.exit_code, str(error)
     except Exception as error:
-        if not is_for_the_user(error):
+        if is_for_the_user(error):
+            code, text = exit_code(error), str(error)
+        elif (refused := unusable_file(error)) is not None:
+            code, text = FAILED, refused
+        else:
             raise
-        code, text = exit_code(error), str(error)
     print(f"lit-stable {name}: {text}", file=sys.stderr, flush=True)
     return code
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lit_stable.callbacks.not_written import writing
+
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
@@ -20,24 +22,30 @@ def new_folder(path: Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: when ``path`` exists, at the start or when the block ends.
+        OSError: when it cannot be written; it names ``path``.
     """
     if path.exists():
         raise FileExistsError(f"{path}: exists already; choose another folder or delete it.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
     partial = path.with_name(f"{_scratch_prefix(path)}{os.getpid()}")
-    partial.mkdir()
     try:
-        yield partial
-        _flush(partial)
-        try:
-            partial.rename(path)
-        except OSError as error:
-            if path.exists():
-                raise FileExistsError(f"{path}: another process wrote it first.") from error
-            raise
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(path)
+            partial.mkdir()
+            yield partial
+            _flush(partial)
+            _name(partial, path)
     except BaseException:  # Ctrl-C leaves nothing behind either
         shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _name(partial: Path, path: Path) -> None:
+    try:
+        partial.rename(path)
+    except OSError as error:
+        if path.exists():
+            raise FileExistsError(f"{path}: another process wrote it first.") from error
         raise
 
 

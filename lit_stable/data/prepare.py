@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from lit_stable.callbacks.not_written import writing
 from lit_stable.callbacks.whole_file import file_in_the_way
 from lit_stable.data.atomic_folder import new_folder
 from lit_stable.data.conditions import DocumentFilter
@@ -81,6 +82,7 @@ def prepare(
     Raises:
         ValueError: when an argument is unusable, an input cannot be read or matches nothing, or a split would be empty.
         FileExistsError: when another process wrote ``out`` in the meantime.
+        OSError: when it cannot be written; it names ``out``.
     """
     out = Path(out)
     work = unfinished_folder(out)
@@ -98,7 +100,7 @@ def prepare(
     fraction = DEFAULT_FRACTION if validation_fraction is None and validation_from is None else validation_fraction
     choice = Choice(fraction or 0.0, parse_date(validation_from), condition, artefacts == "reject", order == "date")
     pieces = plan_pieces(inputs, fields)
-    with locked_folder(work, lambda: report(f"{out}: another process is at it; waiting")):
+    with writing(out), locked_folder(work, lambda: report(f"{out}: another process is at it; waiting")):
         if out.exists():
             return _finished_before(out, work)
         preparation = Preparation(work, tokenizer, pieces, fields, report)

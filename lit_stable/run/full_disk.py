@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,10 +9,10 @@ from typing import TypeVar
 from lightning.pytorch import Trainer
 
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.checkpoint_contents import CheckpointError, not_written
+from lit_stable.callbacks.checkpoint_contents import CheckpointError
+from lit_stable.callbacks.not_written import FULL, not_written
 
 T = TypeVar("T")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def on_rank_zero(trainer: Trainer, folder: Path, act: Callable[[], T]) -> T:
@@ -28,7 +27,7 @@ def on_rank_zero(trainer: Trainer, folder: Path, act: Callable[[], T]) -> T:
     try:
         done = act() if trainer.is_global_zero else None
     except OSError as error:  # told to all: the others wait here
-        is_full = error.errno in _FULL
+        is_full = error.errno in FULL
         problem = full_disk_sentence(error, folder) if is_full else _not_writable(error, folder)
     except ValueError as error:
         problem = str(error)
@@ -36,17 +35,6 @@ def on_rank_zero(trainer: Trainer, folder: Path, act: Callable[[], T]) -> T:
     if problem is not None:
         raise (CheckpointError if is_full else MisconfigurationException)(problem)
     return done  # type: ignore[return-value]
-
-
-def full_disk(error: BaseException | None) -> OSError | None:
-    """The full disk that an error comes of, if it does: loggers write in threads of their own, and wrap it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return error
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def full_disk_sentence(error: OSError, folder: Path) -> str:

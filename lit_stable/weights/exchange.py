@@ -89,7 +89,11 @@ def import_from_hf(folder: Path, out: Path) -> list[str]:
     config = _config(folder / "config.json", settings, kind, has_biases(tensors))
     weights = _weights(folder, tensors, kind, config)
     write_weights(out, config, weights, imported=str(folder))
-    write_whole(recipe, yaml.safe_dump({"model": {"gpt": _said(config)}}, sort_keys=False))
+    try:
+        write_whole(recipe, yaml.safe_dump({"model": {"gpt": _said(config)}}, sort_keys=False))
+    except OSError:
+        out.unlink()  # alone it would stand in the way of the same command given again
+        raise
     return [f"{out}: {config}", f"{recipe}: its model, for --config"]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +13,60 @@ import torch
 from torch import Tensor
 
 from lit_stable.callbacks.checkpoint_files import partial_path, publish, remove
+from lit_stable.callbacks.checkpoint_snapshot import Snapshot
+from lit_stable.callbacks.not_written import writing
 from lit_stable.data.tokenizer import Tokenizer
 from lit_stable.diagnosis.checkpoint_tensors import UNREADABLE
 
 SAFE, PICKLED = "model.safetensors", "pytorch_model.bin"
+_SYSTEMS = re.compile(r"\(os error (\d+)\)")  # the one trace of the system's error in that of safetensors
 
 
 def write_folder(path: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer | None) -> None:
-    """Write a folder, whole or not at all; weights as safetensors, without that package as torch's own file."""
+    """Write a folder, whole or not at all; weights as safetensors, without that package as torch's own file.
+
+    Raises:
+        OSError: when it cannot be written; nothing is left of it.
+    """
     partial = partial_path(path)
     remove(partial)
-    partial.mkdir(parents=True)
+    try:
+        with writing(path):
+            partial.mkdir(parents=True)
+            _write_files(partial, settings, tensors, tokenizer)
+            publish(path)
+    except OSError:
+        remove(partial)  # it takes up the room that the disk lacks
+        raise
+
+
+def _write_files(
+    folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], tokenizer: Tokenizer | None
+) -> None:
     if tokenizer is not None:
         end = tokenizer.decode([tokenizer.eot_id])
         settings = {**settings, "eos_token_id": tokenizer.eot_id}
-        tokenizer.save(partial / "tokenizer.json")
+        tokenizer.save(folder / "tokenizer.json")
         described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end}
-        (partial / "tokenizer_config.json").write_text(json.dumps(described, indent=2))
-    (partial / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
-    _write_tensors(partial, tensors)
-    publish(path)
+        (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2))
+    (folder / "config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
+    _write_tensors(folder, tensors)
 
 
 def _write_tensors(folder: Path, tensors: dict[str, Tensor]) -> None:
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
-        torch.save(tensors, folder / PICKLED)
+        Snapshot(tensors).write(folder / PICKLED)
         return
-    save_file(tensors, folder / SAFE, metadata={"format": "pt"})
+    try:
+        save_file(tensors, folder / SAFE, metadata={"format": "pt"})
+    except SafetensorError as error:
+        if (told := _SYSTEMS.search(str(error))) is None:
+            raise
+        number = int(told[1])
+        raise OSError(number, os.strerror(number)) from error
 
 
 def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.checkpoint_files import damage, partial_path, publish
+from lit_stable.callbacks.checkpoint_snapshot import Snapshot
 from lit_stable.callbacks.newest_checkpoint import whole_one_instead
+from lit_stable.callbacks.not_written import writing
 from lit_stable.callbacks.safe_checkpoints import FORMAT, KEY
 from lit_stable.callbacks.whole_file import file_in_the_way
 from lit_stable.diagnosis.checkpoint_tensors import CheckpointTensors, open_checkpoint
@@ -113,6 +115,7 @@ def write_weights(path: Path, config: GPTConfig, weights: dict[str, Tensor], **r
 
     Raises:
         ValueError: when something lies at ``path`` already.
+        OSError: when it cannot be written; nothing is left of it.
     """
     refuse_existing(path)
     state = {PREFIX + name: tensor.contiguous() for name, tensor in weights.items()}
@@ -125,9 +128,10 @@ def write_weights(path: Path, config: GPTConfig, weights: dict[str, Tensor], **r
         "global_step": 0,
         KEY: {"format": FORMAT, "model": model_record(config), **record},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content, partial_path(path))
-    publish(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Snapshot(content).write(partial_path(path))  # which leaves nothing of a file that it could not finish
+        publish(path)
 
 
 def refuse_existing(path: Path) -> None:

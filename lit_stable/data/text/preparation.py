@@ -24,6 +24,7 @@ from lit_stable.data.tokenizer import Tokenizer, is_trained, load_tokenizer, mak
 
 TOKENIZER_FILE = "tokenizer.json"
 COMPLETE_FILE = "complete"  # the result was about to take its name
+RESULT = "result"
 
 Report = Callable[[str], None]
 
@@ -60,7 +61,7 @@ class Preparation:
         how = Tokenising(self._parts, self._work / TOKENIZER_FILE, sha256, self._fields, limits, strict)
         self._tokenise(out.name, how, workers)
         tables = list(chain.from_iterable(finished_parts(self._parts, how.key(piece)) for piece in self._pieces))
-        result = self._work / "result"
+        result = self._work / RESULT
         remove_folder(result)
         result.mkdir()
         shutil.copyfile(how.tokenizer, result / TOKENIZER_FILE)
@@ -72,7 +73,9 @@ class Preparation:
         return summary
 
     def leave(self) -> None:
-        """Something stopped the work: keep what took time."""
+        """Something stopped the work, perhaps a full disk: keep what took time, and nothing else."""
+        remove_scratch(self._parts)
+        remove_folder(self._work / RESULT)
         if any(path.stat().st_size for path in self._parts.glob("*.tokens")):
             self._report(f"what is finished is kept in {self._work} and used when the command is run again")
         else:

@@ -23,6 +23,13 @@ class Work(Protocol[JobT_contra, NewsT_co]):
     def __call__(self, job: JobT_contra, advance: Callable[[Any], None], /) -> None: ...
 
 
+_FAILURES: dict[str, Callable[[Any], Exception]] = {
+    "refused": ValueError,
+    "system": lambda told: OSError(*told),
+    "failed": RuntimeError,
+}
+
+
 def run_jobs(work: Work[JobT, NewsT], jobs: Sequence[JobT], workers: int, advance: Callable[[NewsT], None]) -> None:
     """Do all ``jobs``; ``advance`` hears the news of them as they come.
 
@@ -32,6 +39,7 @@ def run_jobs(work: Work[JobT, NewsT], jobs: Sequence[JobT], workers: int, advanc
 
     Raises:
         ValueError: what a job raised, or that a process was killed.
+        OSError: what a job raised, such as that the disk is full.
         RuntimeError: with its traceback, when a job raised anything else.
     """
     if workers <= 1 or len(jobs) <= 1:
@@ -69,7 +77,7 @@ def _share(pool: dict[Connection, BaseProcess], jobs: Sequence[Any], advance: Ca
                 advance(value)
                 continue
             if kind != "done":
-                failures[at[connection]] = ValueError(value) if kind == "refused" else RuntimeError(value)
+                failures[at[connection]] = _FAILURES[kind](value)
             give(connection)
     if failures:
         raise failures[min(failures)]
@@ -121,6 +129,8 @@ def _serve(connection: Connection, work: Any) -> None:
                 connection.send(("refused", str(error)))
             except (_ParentIsGone, ConnectionError):
                 raise
+            except OSError as error:
+                connection.send(("system", (error.errno, error.strerror or str(error), error.filename)))
             except Exception:
                 connection.send(("failed", traceback.format_exc()))
     except (EOFError, _ParentIsGone, ConnectionError):

@@ -25,6 +25,10 @@ class Command:
     layers: list[Layer]
     notes: list[str]
     """What was scaled, and which sources stand in for others."""
+    problems: tuple[str, ...] = ()
+    """What is wrong with the recipes as texts, whatever their keys mean."""
+    is_whole: bool = True
+    """Whether all recipes could be read, so that what they lack is lacking."""
 
     @property
     def default_name(self) -> str:

@@ -23,6 +23,7 @@ def every_problem(
     layers: Sequence[Layer],
     parser: ArgumentParser,
     built: Callable[[Namespace], list[str]],
+    is_whole: bool = True,
 ) -> tuple[list[str], Namespace | None]:
     """Lines about recipes, then about options, then about parts; and what the parser makes of them, if it accepts all.
 
@@ -34,11 +35,14 @@ def every_problem(
         parser: Parser of the subcommand; it is used, not changed.
         built: What is wrong with the parts of a parsed recipe; asked only where something else is wrong, since a recipe
             that parses is built anyway.
+        is_whole: False: a recipe could not be read, so that nothing is known of what is lacking, or of whole parts.
     """
     findings = recipe_findings(layers, parser)
     problems = [f"{layer.path}:{layer.line(path)}: {'.'.join(path)}: {what}" for layer, path, what in findings]
     of_options, good, lacking, parsed = judge_arguments(_without(argv, findings), parser)
     problems += of_options
+    if not is_whole:
+        return problems, None
     wrong = {path for _, path, _ in findings}
     if lacking is not None and not any(".".join(path) in lacking for path in wrong):
         problems.append(lacking)

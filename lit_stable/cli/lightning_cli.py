@@ -88,8 +88,9 @@ class LitStableCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         own = self._subcommand_parsers[self._fit_like]
-        problems, parsed = every_problem(self.command.argv, self.command.layers, own, construction_problems)
-        if problems:
+        typed = self.command
+        found, parsed = every_problem(typed.argv, typed.layers, own, construction_problems, typed.is_whole)
+        if problems := [*typed.problems, *found]:
             raise UserError("\n".join(problems))
         if parsed is not None:  # by the subcommand's parser, as the whole one would: that takes as long again
             self.config = Namespace(subcommand=self._fit_like)  # type: ignore[no-untyped-call]

@@ -60,6 +60,12 @@ def _run_recipe(name: str, argv: list[str]) -> int:
     # Late: they take seconds, which the commands above need not wait.
     from lit_stable.cli.command import Command
     from lit_stable.cli.lightning_cli import LitStableCLI
-    from lit_stable.cli.recipe import expand_arguments
+    from lit_stable.cli.recipe import RecipeError, expand_arguments
 
-    return LitStableCLI(Command(name, argv, *expand_arguments(argv))).exit_code
+    try:
+        command = Command(name, argv, *expand_arguments(argv))
+    except RecipeError as error:
+        if error.rest is None:
+            raise
+        command = Command(name, argv, *error.rest, tuple(str(error).splitlines()), error.is_whole)
+    return LitStableCLI(command).exit_code

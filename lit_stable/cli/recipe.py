@@ -26,7 +26,34 @@ yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.repres
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be found or read; the message names every problem, one a line."""
+    """A recipe that cannot be found or read; the message names every problem, one a line.
+
+    Attributes:
+        rest: What could be read, of which there may be more to say; None: nothing.
+        is_whole: Whether that is all recipes, so that what they lack is lacking.
+    """
+
+    def __init__(self, message: str, rest: Expanded | None = None, is_whole: bool = False) -> None:
+        super().__init__(message)
+        self.rest, self.is_whole = rest, is_whole
+
+
+@dataclass
+class _Problems:
+    """What is wrong with recipes as texts."""
+
+    lines: list[str] = field(default_factory=list)
+    is_whole: bool = True
+    """Whether all of them could be found and read nevertheless."""
+
+    def unread(self, line: str) -> None:
+        """Take note of a file that is lacking now."""
+        self.lines.append(line)
+        self.is_whole = False
+
+    def text(self) -> str:
+        """One line each, once: a base that two share is read, and complained about, twice."""
+        return "\n".join(dict.fromkeys(self.lines))
 
 
 @dataclass(frozen=True)
@@ -95,10 +122,10 @@ def expand(path: Path, applied: Sequence[Path] = ()) -> list[Layer]:
     Raises:
         RecipeError: when a file cannot be read, holds a key twice or ``config:``, or inherits from itself.
     """
-    problems: list[str] = []
+    problems = _Problems()
     layers = _visit(path, (), {other.resolve() for other in applied}, problems)
-    if problems:
-        raise RecipeError("\n".join(dict.fromkeys(problems)))  # a shared base is read, and complained about, twice
+    if problems.lines:
+        raise RecipeError(problems.text())
     return layers
 
 
@@ -120,32 +147,36 @@ def expand_arguments(argv: Sequence[str]) -> Expanded:
     stand-ins behind the last recipe.
 
     Raises:
-        RecipeError: naming the problems of all recipes.
+        RecipeError: naming the problems of all recipes as texts, with what could be read.
     """
     rewritten: list[str] = []
     layers: list[Layer] = []
-    problems: list[str] = []
+    problems = _Problems()
     composition, end = Composition(), 0
     for option, value in _options(argv):
         if option not in _CONFIG_OPTIONS or value is None:
             rewritten += [option] if value is None else [option, value]
             continue
         try:
-            added = expand(resolve_recipe(value), [layer.path for layer in layers])
+            path = resolve_recipe(value)
         except RecipeError as error:
-            problems.append(str(error))
+            problems.unread(str(error))
             continue
+        added = _visit(path, (), {layer.path.resolve() for layer in layers}, problems)
         layers += added
         for layer in added:
             try:
                 rewritten += as_options(composition.add(layer.path, layer.data, layer.directives))
             except ValueError as error:
-                problems += [f"{layer.path}:{layer.line(['scale'])}: {line}" for line in str(error).splitlines()]
+                lines = str(error).splitlines()
+                problems.lines += [f"{layer.path}:{layer.line(['scale'])}: {line}" for line in lines]
         end = len(rewritten)
-    if problems:
-        raise RecipeError("\n".join(problems))
-    rewritten[end:end] = as_options(composition.finish())
-    return Expanded(rewritten, layers, composition.notes)
+    if not problems.lines:
+        rewritten[end:end] = as_options(composition.finish())
+    expanded = Expanded(rewritten, layers, composition.notes)
+    if problems.lines:
+        raise RecipeError(problems.text(), expanded, problems.is_whole)
+    return expanded
 
 
 def as_options(recipes: Sequence[dict[str, Any]]) -> list[str]:
@@ -154,12 +185,12 @@ def as_options(recipes: Sequence[dict[str, Any]]) -> list[str]:
     return [word for text in texts for word in ("--config", text)]
 
 
-def _visit(path: Path, chain: tuple[Path, ...], seen: set[Path], problems: list[str]) -> list[Layer]:
+def _visit(path: Path, chain: tuple[Path, ...], seen: set[Path], problems: _Problems) -> list[Layer]:
     """Layers of one file, depth first; ``chain`` holds the files that lead here, ``seen`` those already applied."""
     try:
-        layer, bases = _read(path)
+        layer, bases = _read(path, problems)
     except RecipeError as error:
-        problems.append(str(error))
+        problems.unread(str(error))
         return []
     chain = (*chain, path.resolve())
     layers: list[Layer] = []
@@ -167,10 +198,10 @@ def _visit(path: Path, chain: tuple[Path, ...], seen: set[Path], problems: list[
         try:
             found = resolve_recipe(base, path.parent)
         except RecipeError as error:
-            problems.append(f"{path}:{layer.line(['base'])}: base: {error}")
+            problems.unread(f"{path}:{layer.line(['base'])}: base: {error}")
             continue
         if found.resolve() in chain:
-            problems.append(
+            problems.lines.append(
                 f"{path}:{layer.line(['base'])}: base: {base} inherits from this file; remove one of the two."
             )
         elif found.resolve() not in seen:
@@ -204,7 +235,7 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str | None]]:
             yield option, value if equals else next(arguments, None)
 
 
-def _read(path: Path) -> tuple[Layer, list[str]]:
+def _read(path: Path, problems: _Problems) -> tuple[Layer, list[str]]:
     """Read one file: the layer, and the names under its ``base:``."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -218,24 +249,24 @@ def _read(path: Path) -> tuple[Layer, list[str]]:
     if not isinstance(data, dict):
         raise RecipeError(f"{path}:1: must hold keys with values, as in `trainer: {{max_steps: 100}}`.")
     lines: dict[tuple[str, ...], int] = {}
-    problems = []
     for key_path, line in _key_lines(node):
         if key_path in lines:
-            problems.append(f"{path}:{line}: {'.'.join(key_path)}: stands on line {lines[key_path]} already; keep one.")
+            already = f"stands on line {lines[key_path]} already; keep one."
+            problems.lines.append(f"{path}:{line}: {'.'.join(key_path)}: {already}")
         lines.setdefault(key_path, line)
     if "config" in data:
         # jsonargparse would read it and silently drop keys that stand beside it.
-        problems.append(f"{path}:{lines['config',]}: config: is for the command line; inherit with `base:`.")
+        del data["config"]
+        problems.lines.append(f"{path}:{lines['config',]}: config: is for the command line; inherit with `base:`.")
     base = data.pop("base", [])
     bases = [base] if isinstance(base, str) else base
     if not (isinstance(bases, list) and all(isinstance(name, str) for name in bases)):
-        problems.append(
+        problems.unread(
             f"{path}:{lines['base',]}: base: must be the name of a recipe or a list of names, not {base!r}."
         )
+        bases = []
     directives, found = take_directives(data)
-    problems += [f"{path}:{lines[key]}: {'.'.join(key)}: {what}" for key, what in found]
-    if problems:
-        raise RecipeError("\n".join(problems))
+    problems.lines += [f"{path}:{lines[key]}: {'.'.join(key)}: {what}" for key, what in found]
     return Layer(path, data, text, lines, directives), bases
 
 

@@ -81,3 +81,36 @@ def test_arguments_are_parsed_once_and_to_what_the_whole_parser_makes_of_them(wo
     assert whole.pop("config") is None
     assert cli.config == whole
     assert list(cli.config.keys()) == list(whole.keys())
+
+
+def test_what_is_wrong_with_a_text_hides_nothing_of_what_it_says(tmp_path):
+    write_recipe(tmp_path)
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text(
+        "base: tiny.yaml\n"
+        "config: other.yaml\n"
+        "model:\n"
+        "  gpt: {n_layr: 3}\n"
+        "trainer: {max_steps: 4, max_steps: 5}\n"
+        "stand_in: 3\n"
+        "stability: {grad_clip: {max_norm: 0}}\n"
+    )
+    done = command("fit", "--config", recipe, "--data.micro_bach", "1")
+    assert done.code == 2
+    assert done.err.removeprefix("lit-stable fit: ").splitlines() == [
+        f"{recipe}:5: trainer.max_steps: stands on line 5 already; keep one.",
+        f"{recipe}:2: config: is for the command line; inherit with `base:`.",
+        f"{recipe}:6: stand_in: must be a path or builtin:python-stdlib, not 3.",
+        f"{recipe}:4: model.gpt.n_layr: is no option; nearest is model.gpt.n_layer.",
+        "--data.micro_bach: is no option; nearest is --data.micro_batch.",
+        f"{recipe}:7: `GradClip(max_norm=0.0)`: must be a finite number > 0.",
+    ]
+
+
+@pytest.mark.parametrize("lost", ["base: lost.yaml\n", "base: 3\n", "base: broken.yaml\n"])
+def test_beside_a_recipe_that_cannot_be_read_wrong_keys_are_named_and_nothing_is_said_to_lack(tmp_path, lost):
+    (tmp_path / "broken.yaml").write_text("a: [1\n")
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text(f"{lost}model:\n  gpt: {{n_layr: 3}}\n")
+    lines = command("fit", "--config", recipe).err.splitlines()
+    assert lines[1:] == [f"{recipe}:3: model.gpt.n_layr: is no option; nearest is model.gpt.n_layer."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import deque
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,8 +38,9 @@ class BlackBox(StabilityCallback):
 
     Of each step: the loss of this rank, the gradient norm, the gradient norm of each layer (all before clipping,
     without the loss scale), the learning rate that was used, the stream indices of the samples, the seed of torch's
-    generator before every micro-batch, and what other callbacks say is ``in_force`` (clipping level, spike limit and
-    score, whether the step was skipped). Of the newest ``text_steps`` also the token ids, and so the text.
+    generator before every micro-batch, what other callbacks say is ``in_force`` (clipping level, spike limit and
+    score), and whether the step was skipped, whoever did (see :class:`~.progress.Progress`). What is not known of a
+    step is left out, as that of one that failed. Of the newest ``text_steps`` also the token ids, and so the text.
 
     The numbers stay on the device, in a ring; **no step waits for it**. They are read when they are written down: to
     ``blackbox/step-NNNNNNNN-KIND/rankR.json`` in the folder of :class:`~.events.Events`, with the event, its evidence
@@ -89,6 +91,7 @@ class BlackBox(StabilityCallback):
         self._written: dict[str, int] = {}  # step at which a kind was written last
         self._layers: tuple[list[str], Tensor] | None = None  # their names, and the layer of each parameter
         self._has_tokens = True
+        self._taken = 0  # optimizer steps, by Lightning's count, when the micro-batch began
         self._warned = False
 
     # -- hooks -------------------------------------------------------------------------------------------------------
@@ -109,6 +112,7 @@ class BlackBox(StabilityCallback):
         self._has_tokens = self.text_steps > 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._taken = trainer.global_step
         self._open.samples += sample_places(trainer, pl_module, batch)
         self._open.seeds.append(torch.initial_seed())
         if not self._has_tokens:
@@ -150,9 +154,16 @@ class BlackBox(StabilityCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         steps = Progress.of(trainer).steps
         if self._open.samples and not Progress.of(trainer).pending_samples:
+            self._note_end(trainer, steps)
             self._close(trainer, steps)
         while self._due:
             self._write(trainer, pl_module, self._due.pop(0))
+
+    def _note_end(self, trainer: Trainer, steps: int) -> None:
+        """Keep what is known of a step when it has been taken: at its begin a scaler has not yet looked at it."""
+        device = self._ring.device or trainer.strategy.root_device
+        self._ring.put(steps, "skipped", Progress.of(trainer).skipped_last_on(device))
+        self._loss.clear()  # where the module has withheld the step, nobody has asked for it
 
     def _close(self, trainer: Trainer, steps: int) -> None:
         used = next((c.used for c in trainer.callbacks if isinstance(c, EffectiveLR)), {})  # type: ignore[attr-defined]
@@ -179,7 +190,11 @@ class BlackBox(StabilityCallback):
     def handle_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, Exception):
             if self._open.samples:  # the step that failed is the one to look at
-                self._close(trainer, Progress.of(trainer).steps + (Progress.of(trainer).pending_samples > 0))
+                progress = Progress.of(trainer)
+                if trainer.global_step > self._taken:
+                    with suppress(RuntimeError):  # a device that is gone
+                        self._note_end(trainer, progress.steps)
+                self._close(trainer, progress.steps + (progress.pending_samples > 0))
             evidence = {"error": type(exception).__name__, "text": str(exception)[:1000]}
             step = self._rows[-1].step if self._rows else 0
             for event in [*self._due, Event(step, "exception", evidence, rank=trainer.global_rank)]:

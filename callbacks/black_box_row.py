@@ -36,34 +36,72 @@ class DeviceRing:
         self.length = length
         self._names: list[str] = []
         self._values: Tensor | None = None  # (length, names) fp32
+        self._held = self._nothing()
+
+    def _nothing(self) -> list[tuple[int, set[str]]]:
+        """By row: of which step it is, and what is written of it."""
+        return [(-1, set())] * self.length
 
     def write(self, step: int, values: dict[str, Tensor | float], parts: tuple[list[str], Tensor]) -> None:
-        """Keep a step's numbers and those of its parts, (n,); the same names in every step."""
+        """Keep a step's numbers and those of its parts, (n,)."""
         named, rest = parts
-        device = rest.device
-        numbers = [v.detach().to(device, torch.float32) if isinstance(v, Tensor) else float(v) for v in values.values()]
         names = [*values, *named]
-        if self._values is None or names != self._names or self._values.device != device:
-            self._names, self._values = names, torch.full((self.length, len(names)), torch.nan, device=device)
-        row = self._values[step % self.length]
-        row[len(numbers) :].copy_(rest)
-        for index, number in enumerate(numbers):
-            row[index].copy_(number) if isinstance(number, Tensor) else row[index].fill_(number)
+        if names != self._names[: len(names)] or rest.device != self.device:
+            self._arrange([*names, *(name for name in self._names if name not in names)], rest.device)
+        row = self._row(step, set(names))
+        row[len(values) : len(names)].copy_(rest)
+        for index, number in enumerate(values.values()):
+            _set(row[index], number)
+
+    def put(self, step: int, name: str, number: Tensor) -> None:
+        """Keep one more number of a step, beside those that are there."""
+        if name not in self._names:
+            self._arrange([*self._names, name], self.device or number.device)
+        _set(self._row(step, {name})[self._names.index(name)], number)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the numbers are, if there are any."""
+        return None if self._values is None else self._values.device
+
+    def _row(self, step: int, names: set[str]) -> Tensor:
+        """A step's row, in which those of the numbers are to be written."""
+        assert self._values is not None
+        place = step % self.length
+        if self._held[place][0] != step:
+            self._held[place] = step, set()
+        self._held[place][1].update(names)
+        return self._values[place]
+
+    def _arrange(self, names: list[str], device: torch.device) -> None:
+        """Make place for names; what is there stays."""
+        values = torch.full((self.length, len(names)), torch.nan, device=device)
+        for column, name in enumerate(self._names):
+            if self._values is not None:
+                values[:, names.index(name)] = self._values[:, column].to(device)
+        self._names, self._values = names, values
 
     def read(self, step: int) -> dict[str, float]:
-        """A step's numbers by name. Waits for the device."""
-        if self._values is None:
+        """A step's numbers by name, as many as were written. Waits for the device."""
+        held, written = self._held[step % self.length]
+        if self._values is None or held != step:
             return {}
-        return dict(zip(self._names, self._values[step % self.length].tolist(), strict=True))
+        numbers = zip(self._names, self._values[step % self.length].tolist(), strict=True)
+        return {name: number for name, number in numbers if name in written}
 
     def clear(self) -> None:
         """Forget everything."""
-        self._names, self._values = [], None
+        self._names, self._values, self._held = [], None, self._nothing()
+
+
+def _set(place: Tensor, number: Tensor | float) -> None:
+    place.copy_(number.detach()) if isinstance(number, Tensor) else place.fill_(number)
 
 
 def as_record(row: HostRow, numbers: dict[str, float]) -> dict[str, Any]:
-    """A step as plain data."""
-    return {"step": row.step, "lr": row.lr, **numbers, "samples": row.samples, "seeds": row.seeds}
+    """A step as plain data; what is not known of it is left out."""
+    skipped = {name: number for name, number in numbers.items() if name == "skipped"}  # not behind all the layers
+    return {"step": row.step, "lr": row.lr, **skipped, **numbers, "samples": row.samples, "seeds": row.seeds}
 
 
 def texts(rows: deque[HostRow], tokenizer: Any) -> str:

@@ -213,7 +213,7 @@ class GradSpikeSkip(StabilityCallback):
 
     def in_force(self) -> dict[str, Tensor]:
         """What the step now under way was judged by, on the device, for who records it."""
-        return {"spike_limit": self._limit, "spike_score": self._score, "skipped": self.skipped}
+        return {"spike_limit": self._limit, "spike_score": self._score}
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._release(trainer)

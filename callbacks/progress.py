@@ -147,8 +147,12 @@ class Progress(StabilityCallback):
         return self._skipped.last()
 
     def skipped_on(self, device: torch.device) -> Tensor:
-        """The same as a 0-d tensor on a device, without a wait if that is where steps are judged."""
+        """Their count as a 0-d tensor on a device, without a wait if that is where steps are judged."""
         return self._skipped.on(device)
+
+    def skipped_last_on(self, device: torch.device) -> Tensor:
+        """Whether the last step changed nothing, as a 0-d bool tensor on a device; no wait, as above."""
+        return self._skipped.last_on(device)
 
     @property
     def applied(self) -> int:

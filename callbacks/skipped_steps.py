@@ -63,6 +63,10 @@ class SkippedSteps:
         """The count as a 0-d tensor on a device, without a wait if that is where steps are judged."""
         return _on(self.count, device)
 
+    def last_on(self, device: torch.device) -> Tensor:
+        """Whether the last step changed nothing, likewise."""
+        return _on(self.count, device) > _on(self._before, device)
+
     # -- what a scaler leaves out ------------------------------------------------------------------------------------
 
     def watch(self, trainer: Trainer, module: LightningModule) -> None:

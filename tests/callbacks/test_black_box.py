@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from hosts import WithholdsSteps, loader
+from lightning.pytorch.plugins import MixedPrecision
 from no_sync import NoSync
-from tiny_fit import TinyData, TinyModule, quiet_trainer
+from tiny_fit import TinyData, TinyModule, Watch, adamw, quiet_trainer
 from tiny_gpt_run import fit, sample
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lit_stable.callbacks import BlackBox, Event, Events, GradSpikeSkip, StepSeed, emit
+from lit_stable.callbacks import BlackBox, Event, Events, GradSpikeSkip, ScriptedSkip, StepSeed, emit
 from lit_stable.callbacks.base import Callback, MisconfigurationException
+from lit_stable.callbacks.black_box_row import DeviceRing
 
 
 class Tells(Callback):
@@ -95,6 +99,100 @@ def test_thresholds_of_a_skip_and_numbers_that_are_not_finite_are_kept(tmp_path:
     assert (rows[2]["loss"], rows[2]["grad_norm"]) == ("nan", "nan")
 
 
+def skipped(folder: Path) -> dict[int, Any]:
+    """Of the last record: whether each of its steps was skipped."""
+    return {row["step"]: row.get("skipped") for row in list(dumps(folder).values())[-1]["steps"]}
+
+
+both_kernels = pytest.mark.parametrize("fused", [True, False], ids=["fused", "looped"])
+
+
+@both_kernels
+@pytest.mark.filterwarnings("ignore")
+def test_a_skip_is_told_whoever_skips(fused: bool, tmp_path: Path) -> None:
+    skips = GradSpikeSkip(5.0), ScriptedSkip([2])
+    trainer = quiet_trainer(Tells(tmp_path, 4), BlackBox(), *skips, default_root_dir=tmp_path)
+    trainer.fit(TinyModule(adamw(fused=fused), poison={2: math.nan}), TinyData())
+    assert skipped(tmp_path) == {1: 0.0, 2: 1.0, 3: 1.0, 4: 0.0}
+
+
+@both_kernels
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_that_a_gradient_scaler_leaves_out_is_skipped(fused: bool, tmp_path: Path) -> None:
+    scaler = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0))
+    trainer = quiet_trainer(Tells(tmp_path, 3), BlackBox(), plugins=[scaler], default_root_dir=tmp_path)
+    trainer.fit(TinyModule(adamw(fused=fused), poison={1: math.inf}), TinyData())
+    assert skipped(tmp_path) == {1: 0.0, 2: 1.0, 3: 0.0}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_that_the_module_withholds_is_skipped_and_has_its_own_numbers_alone(tmp_path: Path) -> None:
+    losses: list[float] = []
+    watch = Watch("on_train_batch_end", lambda trainer, outputs, *rest: losses.append(float(outputs["loss"])))
+    trainer = quiet_trainer(watch, Tells(tmp_path, 6), BlackBox(steps=2), max_steps=6, default_root_dir=tmp_path)
+    trainer.fit(WithholdsSteps(), loader())
+    (found,) = dumps(tmp_path).values()
+    withheld, taken = found["steps"]
+    assert (withheld["skipped"], taken["skipped"]) == (1.0, 0.0)
+    assert not {"loss", "grad_norm"} & withheld.keys(), "step 3 has left them in its place"
+    assert taken["loss"] == losses[5]
+
+
+@pytest.mark.parametrize("where", ["before", "within", "behind"])
+@pytest.mark.filterwarnings("ignore")
+def test_of_a_step_that_failed_is_told_what_is_known(where: str, tmp_path: Path) -> None:
+    class Fails(Callback):
+        def fail(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == (4 if where == "behind" else 3):
+                raise ArithmeticError("boom")
+
+    hooks = {"before": "on_before_backward", "within": "on_before_optimizer_step", "behind": "on_train_batch_end"}
+    fails = Fails()
+    setattr(fails, hooks[where], fails.fail)
+    trainer = quiet_trainer(fails, BlackBox(steps=2), ScriptedSkip([3, 4]), default_root_dir=tmp_path)
+    with pytest.raises(ArithmeticError):
+        trainer.fit(TinyModule(), TinyData())
+    rows = list(dumps(tmp_path).values())[-1]["steps"]
+    assert [(row["step"], row.get("skipped")) for row in rows] == [(3, 1.0), (4, 1.0 if where == "behind" else None)]
+
+
+class NoReads(TorchDispatchMode):
+    """Reading a number of a tensor on the host raises: on a GPU it would wait."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function is not torch.ops.aten._local_scalar_dense.default, "the host reads a tensor"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_of_a_step_is_read_on_the_host(tmp_path: Path) -> None:
+    class Watched(BlackBox):
+        def on_before_optimizer_step(self, *args: Any) -> None:
+            with NoReads():
+                super().on_before_optimizer_step(*args)
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            with NoReads():
+                super().on_train_batch_end(*args)
+
+    box = Watched()
+    trainer = quiet_trainer(box, GradSpikeSkip(5.0), ScriptedSkip([2]), default_root_dir=tmp_path, max_steps=6)
+    trainer.fit(TinyModule(poison={2: math.nan}), TinyData())
+    assert trainer.global_step == 6
+
+
+def test_a_ring_keeps_what_it_has_when_a_number_comes_to_it() -> None:
+    ring, layers = DeviceRing(2), (["grad_norm/a"], torch.ones(1))
+    ring.put(1, "loss", torch.tensor(2.0))
+    ring.write(2, {"loss": 3.0, "clip_level": 0.5}, layers)
+    ring.put(2, "skipped", torch.tensor(True))
+    assert ring.read(1) == {"loss": 2.0}
+    assert ring.read(2) == {"loss": 3.0, "clip_level": 0.5, "grad_norm/a": 1.0, "skipped": 1.0}
+    ring.write(3, {"loss": 4.0, "clip_level": 0.25}, layers)
+    assert ring.read(1) == {}
+    assert "skipped" not in ring.read(3)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "blackbox").write_text("in the way")
@@ -105,8 +203,9 @@ def test_what_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_no_step_waits_for_the_device() -> None:
-    trainer = quiet_trainer(BlackBox(), NoSync(), accelerator="gpu", max_steps=12, log_every_n_steps=100)
-    trainer.fit(TinyModule(), TinyData())
+    own = BlackBox(), GradSpikeSkip(5.0), ScriptedSkip([5])
+    trainer = quiet_trainer(*own, NoSync(), accelerator="gpu", max_steps=12, log_every_n_steps=100)
+    trainer.fit(TinyModule(poison={6: math.nan}), TinyData())
     assert torch.isfinite(trainer.lightning_module.net[0].weight).all()
 
 

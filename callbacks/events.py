@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .base import StabilityCallback, find_or_install, rank_zero_info, rank_zero_warn
+from .evidence_words import in_words
 from .plain_values import plain
 from .text_log import log_text
 
@@ -40,9 +41,9 @@ class Event:
         """For people, on one line."""
         if self.text is not None:
             return self.text
-        found = ", ".join(f"{k} {f'{v:.4g}' if isinstance(v, float) else v}" for k, v in self.evidence.items())
+        found = in_words(self.kind, self.evidence)
         where = "" if self.rank is None else f"rank {self.rank}, "
-        return f"{where}step {self.step}: {self.kind.replace('_', ' ')}: {found}"
+        return f"{where}step {self.step}: {self.kind.replace('_', ' ')}{': ' if found else ''}{found}"
 
 
 Listener = Callable[[Event], None]

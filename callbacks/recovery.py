@@ -223,8 +223,12 @@ class Recovery(StabilityCallback):
         rewind = self._to_pass
         if rewind is not None and self._steps > rewind.step + rewind.done["after"] and self._ladder.episode is None:
             done = {"of": rewind.done["rung"], "result": "past the window", "rewind": rewind.number}
-            self._book.add(trainer, self._steps, "result", done=done)
+            self._book.add(trainer, self._steps, "result", done=done, then=self._what_stays())
             self._to_pass = None
+
+    def _what_stays(self) -> str:
+        factor = self._overrides.lr_factor
+        return f"the learning rate stays at {factor:.4g} of its schedule's" if self.acts and factor < 1 else ""
 
     def _log(self, trainer: Trainer, module: LightningModule) -> None:
         if (largest := largest_activation(self._logged.values(trainer))) is not None:
@@ -252,7 +256,8 @@ class Recovery(StabilityCallback):
     def _answer(self, trainer: Trainer, found: Decision | Outcome | None) -> None:
         if isinstance(found, Outcome):
             done = {"of": found.rung + 1, "result": "recovered", **({} if self.acts else {"acted": False})}
-            self._book.add(trainer, self._steps, "result", evidence=found.evidence, done=done)
+            told: dict[str, Any] = {"evidence": found.evidence, "done": done, "then": self._what_stays()}
+            self._book.add(trainer, self._steps, "result", **told)
         while isinstance(found, Decision):
             criterion = self._ladder.criterion(found.rung)
             if self.acts and self._remedies.rung(found.rung).do == "stop":

@@ -11,6 +11,7 @@ from . import checkpoint_files as files
 from .base import rank_zero_info, rank_zero_warn
 from .recovery_ledger import FILE, Entry, append, of_run, read_ledger
 from .recovery_standing import Saved, Standing, logged_factor, path_of, relative, since_go_on, standing, times_taken
+from .recovery_words import sentence
 from .safe_checkpoints import SafeCheckpoints, wait_for_saves
 
 if TYPE_CHECKING:
@@ -76,15 +77,18 @@ class RecoveryBook:
             self._unwritten = list(absolute)
         self.folder = folder
 
-    def add(self, trainer: Trainer, step: int, action: str, **fields: Any) -> bool:
-        """Write a line, unless it stands there since the same steps were taken before a kill; whether it is on disk."""
+    def add(self, trainer: Trainer, step: int, action: str, then: str = "", **fields: Any) -> bool:
+        """Write a line, unless it stands there since the same steps were taken before a kill; whether it is on disk.
+
+        ``then``: for people alone, what comes next.
+        """
         now = self.now
         entry = Entry(len(self.entries) + 1, self.run, now.branch, step, action, **fields)
         if any(e.key == entry.key for e in since_go_on(self.entries)):
             return True
         self.entries.append(entry)
         if action not in ("checkpoint", "start", "begun"):
-            rank_zero_warn(f"Recovery: {entry.sentence()}.")
+            rank_zero_warn(f"Recovery: {'; '.join([sentence(entry), *([then] if then else [])])}.")
         return bool(trainer.strategy.broadcast(self._write(entry) if trainer.is_global_zero else True))
 
     def forget_last(self) -> None:

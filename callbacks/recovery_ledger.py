@@ -59,14 +59,6 @@ class Entry:
         """False: a run under ``action: log`` has told it, and nothing was done."""
         return self.done.get("acted") is not False
 
-    def sentence(self) -> str:
-        """For people, on one line."""
-        shown = {key: v for key, v in self.done.items() if (key, v) != ("acted", True)}
-        parts = [f"{key} {f'{v:.4g}' if isinstance(v, float) else v}" for key, v in shown.items()]
-        found = [f"{key} {f'{v:.4g}' if isinstance(v, float) else v}" for key, v in self.evidence.items()]
-        why = f" because of {self.why.replace('_', ' ')} ({', '.join(found)})" if self.why else ""
-        return f"step {self.step}: {self.action}{why}{': ' if parts else ''}{', '.join(parts)}"
-
 
 def read_ledger(path: Path) -> list[Entry]:
     """The lines of a file, in order; none if there is no file. A line that a kill cut short is left out."""

@@ -14,6 +14,7 @@ from .recovery_ledger import Entry
 from .recovery_overrides import clips
 from .recovery_rungs import Rung
 from .recovery_standing import Standing
+from .recovery_words import TO_GO_ON, reason
 from .safe_checkpoints import SafeCheckpoints
 
 if TYPE_CHECKING:
@@ -74,13 +75,13 @@ def refuse_branch_left_behind(now: Standing, step: int, seen: int) -> None:
             there = now.latest()
             raise MisconfigurationException(
                 f"checkpoint of step {step}: belongs to a branch that the rewind at step {rewind.step} left"
-                f" ({rewind.sentence()}); go on from {there.path if there else 'the start'}."
+                f" ({reason(rewind)}); go on from {there.path if there else 'the start'}."
             )
 
 
 def refuse_after_the_end(stopped: Entry, ledger: Path) -> NoReturn:
     """Raise when a run is gone on with that the ladder has ended."""
     raise RecoveryStopped(
-        f"{ledger}: the ladder has ended this run ({stopped.sentence()}); look into it, and to go on all the same give"
-        " Recovery(after_stop='go_on') (--stability.recovery.after_stop go_on)."
+        f"{ledger}: the ladder has ended this run after step {stopped.step} ({reason(stopped)}); look into it, and to"
+        f" go on all the same give {TO_GO_ON}."
     )

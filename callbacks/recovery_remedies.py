@@ -14,6 +14,7 @@ from .recovery_ladder import Decision
 from .recovery_overrides import RecoveryOverrides
 from .recovery_rungs import Rung
 from .recovery_standing import path_of, targets
+from .recovery_words import how_to_go_on, next_rung, sentence, unless_over
 from .seeds import mix
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ class Remedies:
         """A rung by its place; behind the last one is the end."""
         return self.rungs[index] if index < len(self.rungs) else Rung("stop")
 
-    def is_spent(self, index: int, step: int) -> bool:
-        """Whether a rung may not be taken after a step."""
+    def is_spent(self, index: int, step: int, cut: float = 1.0) -> bool:
+        """Whether a rung may not be taken after a step; ``cut``: of the learning rate, about to be made."""
         rung = self.rungs[index]
-        at_floor = rung.do == "lr" and self._lr_factor(step) <= rung.floor
+        at_floor = rung.do == "lr" and self._lr_factor(step) * cut <= rung.floor
         return at_floor or self.book.times_taken(index + 1, step, with_logged=not self.acts) >= rung.limit
 
     def _lr_factor(self, step: int) -> float:
@@ -80,15 +81,26 @@ class Remedies:
             done |= {"until": step + rung.skip_steps}
         elif rung.do == "lr":
             done |= {"factor": max(rung.floor / self._lr_factor(step), rung.factor)}
+        then = ""
         if criterion:
             done |= {"criterion": criterion}
-        self.book.add(trainer, step, rung.do, why=decision.why, evidence=decision.evidence, done=done)
+            then = unless_over(criterion, self._next(decision.rung, step, done.get("factor", 1.0), may_rewind))
+        self.book.add(trainer, step, rung.do, why=decision.why, evidence=decision.evidence, done=done, then=then)
         if self.acts:
             if rung.do == "stop":
-                raise RecoveryStopped(f"{self.book.entries[-1].sentence()}; the ledger is {self.book.path}.")
+                stopped = self.book.entries[-1]
+                raise RecoveryStopped(f"{sentence(stopped)}; {how_to_go_on(self.book.path)}.")
             self.overrides.cuts *= done.get("factor", 1.0)
             self.overrides.skip_until = max(self.overrides.skip_until, done.get("until", 0))
         return None
+
+    def _next(self, index: int, step: int, cut: float, may_rewind: bool) -> str:
+        """What follows if a rung does not help, as far as can be said beforehand."""
+        for place, rung in enumerate(self.rungs[index + 1 :], index + 1):
+            is_possible = rung.do != "rewind" or may_rewind or not self.acts
+            if is_possible and not self.is_spent(place, step, cut):
+                return next_rung(rung, place + 1)
+        return next_rung(None, 0)
 
     def _rewind(
         self, trainer: Trainer, step: int, decision: Decision, rung: Rung, done: dict[str, Any]
@@ -105,7 +117,14 @@ class Remedies:
         if rung.reshuffle:
             done |= {"reshuffled": [self._new_order(trainer, step, done.get("dropped", []))]}
         branch = self.book.now.branch
-        on_disk = self.book.add(trainer, step, "rewind", why=decision.why, evidence=decision.evidence, done=done)
+        taken = self.book.times_taken(decision.rung + 1, step, with_logged=not self.acts) + 1
+        then = f"rewind {taken} of at most {rung.max_times} on this rung"
+        if taken == rung.max_times:
+            then += f", after which {self._next(decision.rung, step, 1.0, may_rewind=True)}"
+        elif rung.to is None:
+            then += f"; another up to step {step + done['after']} goes further back"
+        told: dict[str, Any] = {"why": decision.why, "evidence": decision.evidence, "done": done, "then": then}
+        on_disk = self.book.add(trainer, step, "rewind", **told)
         if not self.acts:
             return None
         if not on_disk:

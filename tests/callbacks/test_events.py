@@ -32,7 +32,7 @@ def test_an_event_is_a_line_a_text_and_a_call(tmp_path: Path) -> None:
     Events.of(trainer).listeners["test"] = heard.append
     emit(trainer, SLOW)
     assert read_events(tmp_path / "events.jsonl") == [SLOW] == heard
-    sentence = "step 7: slow step: seconds 2.5, host node-3, ranks [0, 1]"
+    sentence = "step 7: slow step: seconds 2.5, host node-3, ranks 0 and 1"
     assert own.texts == [("events/slow_step", sentence, 7)]
 
 

@@ -42,6 +42,15 @@ def test_an_event_cuts_the_rate_once_and_for_good() -> None:
     assert float(trainer.callback_metrics["stability/backoff_factor"]) == pytest.approx(0.9)
 
 
+def test_a_cut_is_told_in_a_sentence_whatever_the_event_says_of_itself() -> None:
+    words = (
+        r"LRBackoff: step 3: spike(: value 2)?; from step 4 on the learning rate is 0\.9 times the schedule's \(was 1\)"
+    )
+    for evidence in ({}, {"value": 2.0}):
+        with pytest.warns(UserWarning, match=words):
+            fit(LRBackoff(), spikes(3, **evidence), steps=4)
+
+
 def test_within_the_cooldown_there_is_no_other_cut() -> None:
     _, rates = fit(LRBackoff(factor=0.5, cooldown=4), spikes(2, 3, 5, 6))
     assert [rates[step] for step in (3, 5, 6, 7, 12)] == pytest.approx([0.025, 0.025, 0.025, 0.0125, 0.0125])

@@ -105,7 +105,7 @@ def test_without_dropping_the_same_data_the_run_fails_again_further_back_and_sto
         if rung["do"] == "rewind":
             rung.update(max_times=3)
     trainer = make_trainer(tmp_path, 30, recovery=Recovery(rungs, {"not_finite": "rewind"}))
-    with pytest.raises(RecoveryStopped, match=r"step 17: stop because of not finite"):
+    with pytest.raises(RecoveryStopped, match=r"step 17: not finite: "):
         fit_with_recovery(trainer, Module(poison(17)), Data())
     assert [e.done["to"] for e in ledger_lines(tmp_path, "rewind")] == [15, 10, 5]
 
@@ -235,9 +235,9 @@ def test_a_spike_that_passes_costs_nothing(tmp_path: Path) -> None:
             fit_with_recovery(trainer, module, Data())
     assert_same_bits(straight.state_dict(), waited.state_dict())
     told = [text for text in (str(warning.message) for warning in said) if text.startswith("Recovery: step")]
-    assert [text.split(" because")[0] for text in told] == [
-        "Recovery: step 10: wait",
-        "Recovery: step 15: result: of 1, result recovered.",
+    assert [text.split(";")[0].split(" level")[0] for text in told] == [
+        "Recovery: step 10: spike",
+        "Recovery: step 15: recovered on rung 1: the loss is back at its",
     ], "of checkpoints and the start the ledger alone speaks"
     assert [(e.action, e.step) for e in ledger_lines(tmp_path / "b", "wait", "result")] == [
         ("wait", 10),
@@ -311,7 +311,7 @@ def test_too_many_skips_begin_on_the_ladder_instead_of_ending_the_run(tmp_path: 
 
 def test_the_callback_alone_goes_as_far_as_stop(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, 30)
-    with pytest.raises(RecoveryStopped, match=r"no_rewind this fit was not begun by fit_with_recovery"):
+    with pytest.raises(RecoveryStopped, match=r"a rewind was passed over: this fit was not begun by fit_with_recovery"):
         trainer.fit(Module(poison(17)), datamodule=Data())
     assert ledger_lines(tmp_path, "rewind") == []
 
@@ -324,11 +324,11 @@ def test_a_stopped_run_is_not_gone_on_with_unasked(tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path, steps, trouble(7, 16, 26), recovery=recovery)
         fit_with_recovery(trainer, Module(), Data(), ckpt_path="auto")
 
-    with pytest.raises(RecoveryStopped, match="step 16: stop"):
+    with pytest.raises(RecoveryStopped, match="step 16: spike; the ladder has come to its end"):
         fit(30)
     with pytest.raises(RecoveryStopped, match=r"the ladder has ended this run .*after_stop='go_on'"):
         fit(30)
-    with pytest.raises(RecoveryStopped, match="step 26: stop"):
+    with pytest.raises(RecoveryStopped, match="step 26: spike; the ladder has come to its end"):
         fit(30, after_stop="go_on")  # with new budgets: it cuts at step 16 now
     assert [e.step for e in ledger_lines(tmp_path, "lr")] == [7, 16]
 
@@ -427,7 +427,7 @@ def test_a_ladder_that_was_only_logged_to_its_end_ends_a_run_that_acts(tmp_path:
     assert [(e.step, e.done["acted"]) for e in ledger_lines(tmp_path, "stop")] == [(17, False)]
     for path in ("step-15.ckpt", "step-20.ckpt"):
         trainer = make_trainer(tmp_path, 30, recovery=recovery(after_stop="go_on"))
-        with pytest.raises(RecoveryStopped, match=f"step {17 if '15' in path else 21}: stop because of not finite"):
+        with pytest.raises(RecoveryStopped, match=f"step {17 if '15' in path else 21}: not finite: "):
             fit_with_recovery(trainer, Module(poison(17)), Data(), ckpt_path=tmp_path / path)
 
 

@@ -55,8 +55,3 @@ def test_the_same_decision_is_another_line_when_it_is_acted_upon() -> None:
         entry(1, action="rewind", done={"rung": 3, **more}) for more in ({"acted": False}, {"acted": True}, {})
     )
     assert logged.key != done.key == old.key
-
-
-def test_a_line_is_a_sentence_for_people() -> None:
-    line = entry(3, action="lr", why="slow_divergence", evidence={"best": 2.0}, done={"rung": 2, "factor": 0.9})
-    assert line.sentence() == "step 30: lr because of slow divergence (best 2): rung 2, factor 0.9"

@@ -112,7 +112,7 @@ def test_the_end_of_the_ladder_has_an_exit_code_and_holds(tmp_path: Path) -> Non
     path = recipe(tmp_path, rungs=rungs)
     stopped = fit(path)
     assert stopped.code == 3
-    assert "lit-stable fit: step 9: stop because of not finite" in stopped.err
+    assert "lit-stable fit: step 9: not finite: " in stopped.err
     assert f"the ledger is {tmp_path / 'runs' / 'r' / '0001' / FILE}" in stopped.err
     again = fit(path, "--resume", "auto")
     assert again.code == 3

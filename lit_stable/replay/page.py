@@ -25,12 +25,12 @@ def replay(
         ValueError: when the run has no such step, the checkpoint lies behind it, or a replay ended before it.
     """
     start = find_start(run, step, at)
-    replays = [replay_once(run, start.recipe, start.checkpoint, step, words) for _ in range(runs)]
+    replays = [replay_once(run, start, step, f"replay {number} of {runs}", words) for number in range(1, runs + 1)]
     seen = replays[0]
     _refuse_what_ended_before(step, replays, words)
     verdict, same = _verdict(run, start, replays)
     if seen.compiled:
-        seen = replay_once(run, start.recipe, start.checkpoint, step, words, compiles=False)
+        seen = replay_once(run, start, step, "one more replay, in which nothing is compiled", words, compiles=False)
         verdict.append("what follows is of one more replay, in which nothing was compiled")
     lines = [_header(run, start, step, runs), *verdict, *_step(seen, step), *_worst(seen, worst)]
     return "\n".join(lines), same
@@ -46,8 +46,7 @@ def _refuse_what_ended_before(step: int, replays: Sequence[Replayed], words: Seq
 
 
 def _header(run: Path, start: Start, step: int, runs: int) -> str:
-    origin = "the beginning" if start.checkpoint is None else str(start.checkpoint)
-    lines = [f"{run}: step {step}, {runs} times from {origin}, by {start.recipe.name}"]
+    lines = [f"{run}: step {step}, {runs} times from {start.origin}, by {start.recipe.name}"]
     if start.step < start.beginning.steps:
         lines.append(
             f"steps {start.step + 1} to {start.beginning.steps} ran by an earlier recipe, and may come out else"

@@ -21,6 +21,11 @@ class Start:
     """None: at step 0."""
 
     @property
+    def origin(self) -> str:
+        """Where it begins, in words."""
+        return "the beginning" if self.checkpoint is None else str(self.checkpoint)
+
+    @property
     def step(self) -> int:
         """Optimizer steps behind the checkpoint."""
         return 0 if self.checkpoint is None else checkpoint_step(self.checkpoint) or 0

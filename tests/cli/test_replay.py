@@ -12,6 +12,7 @@ from compilation_counts import count_compilations, stand_in
 from tiny_recipe import command, write_recipe
 
 from lit_stable.callbacks.control_orders import new_order, place
+from lit_stable.replay import way
 
 STEPS = 6
 
@@ -78,6 +79,19 @@ def test_it_begins_where_it_is_told_and_orders_hold_in_it(run: Path) -> None:
     assert (done.code, "same: steps 3 to 6, 4 logged" in done.out) == (0, True), done.out
     done = command("replay", run, "--step", "6", "--at", f"{run}@6")
     assert (done.code, "stands at step 6" in done.err) == (2, True)
+
+
+def test_it_says_how_many_steps_lie_ahead_and_how_far_it_is(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "replay", run, "--step", "6", "--at", f"{run}@2", "--worst", "0"
+    ahead = [f"replay {one} of 2: 4 steps, 3 to 6, from {run}/checkpoints/step-00000002.ckpt" for one in (1, 2)]
+    quick = [line for line in command(*words).out.splitlines() if line.startswith("replay ")]
+    assert quick == ahead
+    monkeypatch.setattr(way, "SECONDS", 0.0)
+    slow = [line.split(", about")[0] for line in command(*words).out.splitlines() if line.startswith("replay ")]
+    steps = [[f"replay {one} of 2: step {step}/6" for step in (3, 4, 5)] for one in (1, 2)]
+    assert slow == [ahead[0], *steps[0], ahead[1], *steps[1]]
+    alone = command("replay", run, "--step", "5", "--worst", "0").out.splitlines()
+    assert f"replay 1 of 2: step 5 alone, from {run}/checkpoints/step-00000004.ckpt" in alone
 
 
 def test_without_a_checkpoint_it_begins_at_the_beginning(run: Path, tmp_path: Path) -> None:

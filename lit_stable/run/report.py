@@ -34,7 +34,10 @@ class Report(Callback):
         self.resume_command = resume_command
         self.notes = list(notes)
         self.first_loss = float("nan")  # of the run, also after a resume
+        self.first_step: int | None = None
         self._last_loss = float("nan")
+        self._last_step: int | None = None
+        self._validated: int | None = None  # after which step
         self._is_finite = True
         self._began = time.perf_counter()  # the recipe has just been read
         self._to_first_line: float | None = None  # seconds, with whatever is compiled on the way
@@ -88,12 +91,12 @@ class Report(Callback):
     def _tell(self, step: int, of: str, lr: str, tokens: int, read: dict[str, float]) -> None:
         if self._to_first_line is None:
             self._to_first_line = time.perf_counter() - self._began
-        was_finite, self._last_loss = self._is_finite, read["loss"]
+        was_finite, self._last_loss, self._last_step = self._is_finite, read["loss"], step
         self._is_finite = math.isfinite(self._last_loss)
         if was_finite and not self._is_finite:
             say(f"step {step}: the loss is {self._last_loss}; checkpoints saved before it are kept from here on.")
         if math.isnan(self.first_loss):
-            self.first_loss = self._last_loss
+            self.first_loss, self.first_step = self._last_loss, step
         parts = [
             f"step {step}{of}",
             f"loss {self._last_loss:.4f}",
@@ -112,6 +115,7 @@ class Report(Callback):
         self._clock.go_on()
         if trainer.sanity_checking:
             return
+        self._validated = Progress.of(trainer).steps
         for name, loss in validation_losses(trainer).items():
             say(f"  validation {name}: loss {loss:.4f}, perplexity {torch.tensor(loss).exp():.4g}")
 
@@ -130,12 +134,17 @@ class Report(Callback):
             ("tokens", f"{progress.tokens:,}"),
             ("tokens/s", human_count(self._clock.overall(progress.tokens))),
             *([] if self._to_first_line is None else [("to the first line", f"{self._to_first_line:.1f} s")]),
-            ("loss, first and last", f"{self.first_loss:.4f} -> {self._last_loss:.4f}"),
+            (
+                "loss, first and last",
+                f"{_at(self.first_loss, self.first_step)} -> {_at(self._last_loss, self._last_step)}",
+            ),
         ]
         for name, loss in validation_losses(trainer).items():
             entropy = data.unigram_entropy(name)
             verdict = "below" if loss < entropy else "NOT BELOW"
-            rows.append((f"validation {name}", f"{loss:.4f}, {verdict} the unigram entropy {entropy:.4f}"))
+            rows.append(
+                (f"validation {name}", f"{_at(loss, self._validated)}, {verdict} the unigram entropy {entropy:.4f}")
+            )
         if trainer.strategy.root_device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(trainer.strategy.root_device)
             rows.append(("peak memory, rank 0", human_bytes(peak)))
@@ -155,10 +164,14 @@ class Report(Callback):
         say("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"first_loss": self.first_loss}
+        return {"first_loss": self.first_loss, "first_step": self.first_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.first_loss = state_dict["first_loss"]
+        self.first_loss, self.first_step = state_dict["first_loss"], state_dict.get("first_step")
+
+
+def _at(loss: float, step: int | None) -> str:
+    return f"{loss:.4f}" if step is None else f"{loss:.4f} at step {step}"
 
 
 def effective_lr(trainer: Trainer) -> float:

@@ -82,8 +82,8 @@ def test_a_fit_says_what_it_does_and_ends_with_a_table(fitted):
     first, last = losses(fitted.run)[1], losses(fitted.run)[STEPS]
     assert re.search(rf"^steps +{STEPS} \(0 skipped\)$", table, re.MULTILINE)
     assert re.search(r"^tokens +768$", table, re.MULTILINE)
-    assert f"{float(first):.4f} -> {float(last):.4f}" in table
-    assert re.search(r"^validation text +\S+, NOT BELOW the unigram entropy 2\.", table, re.MULTILINE)
+    assert f"{float(first):.4f} at step 1 -> {float(last):.4f} at step {STEPS}" in table
+    assert re.search(r"^validation text +\S+ at step \d+, NOT BELOW the unigram entropy 2\.", table, re.MULTILINE)
     assert f"checkpoint, last      {fitted.last}" in table
     assert table.rstrip().endswith(f"lit-stable fit --config {fitted.recipe} --resume auto")
 

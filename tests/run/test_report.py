@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
+from signal import SIGTERM
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +16,15 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from tiny_fit import Watch, quiet_trainer
 from tiny_gpt_run import GLOBAL_BATCH, LENGTH, MICRO_BATCH, NumberedData, tiny_module
 
-from lit_stable.callbacks import AccumulationWindows, GradClip, LROverride, Progress, Recovery, ValidateEverySteps
+from lit_stable.callbacks import (
+    AccumulationWindows,
+    GracefulStop,
+    GradClip,
+    LROverride,
+    Progress,
+    Recovery,
+    ValidateEverySteps,
+)
 from lit_stable.callbacks.progress import Mark
 from lit_stable.run.report import Report
 from lit_stable.run.start import describe
@@ -125,9 +135,19 @@ def test_the_closing_table_sums_up(said):
     assert table["tokens"] == f"{5 * GLOBAL_BATCH * LENGTH:,}"
     assert re.fullmatch(r"\d+\.\d s", table["to the first line"])
     losses = [re.search(r"loss ([\d.]+)", text)[1] for text in said if text.startswith("step ")]
-    assert table["loss, first and last"] == f"{losses[0]} -> {losses[-1]}"
-    assert re.fullmatch(r"[\d.]+, NOT BELOW the unigram entropy 3\.5000", table["validation 0"])
+    assert table["loss, first and last"] == f"{losses[0]} at step 1 -> {losses[-1]} at step 5"
+    assert re.fullmatch(r"[\d.]+ at step 5, NOT BELOW the unigram entropy 3\.5000", table["validation 0"])
     assert table["to go on"] == "lit-stable fit --resume auto"
+
+
+def test_the_closing_table_names_the_steps_of_what_is_not_of_the_last_one(monkeypatch, tmp_path):
+    lines: list[str] = []
+    monkeypatch.setattr("lit_stable.run.report.say", lines.append)
+    stop = Watch("on_train_batch_end", lambda trainer, *_: trainer.global_step == 4 and os.kill(os.getpid(), SIGTERM))
+    fit(Report(""), steps=9, more=[stop, GracefulStop(str(tmp_path))], every=3, logged=3)
+    assert "steps                 4 (0 skipped)" in lines[-1]
+    assert re.search(r"loss, first and last  \S+ at step 1 -> \S+ at step 3\n", lines[-1])
+    assert re.search(r"validation 0          \S+ at step 3, NOT BELOW", lines[-1])
 
 
 def test_skipped_steps_are_shown(monkeypatch):
@@ -151,10 +171,12 @@ def test_weights_that_are_not_as_declared_are_listed(monkeypatch):
 
 def test_the_report_remembers_the_first_loss_of_the_run():
     report = Report("")
-    report.first_loss = 5.5
+    report.first_loss, report.first_step = 5.5, 1
     again = Report("")
     again.load_state_dict(report.state_dict())
-    assert again.first_loss == 5.5
+    assert (again.first_loss, again.first_step) == (5.5, 1)
+    again.load_state_dict({"first_loss": 4.5})  # of a checkpoint that does not tell
+    assert (again.first_loss, again.first_step) == (4.5, None)
 
 
 # -- the clock -------------------------------------------------------------------------------------------------------

@@ -56,14 +56,11 @@ class ReplayCLI(LitStableCLI):
             self._watch.found.error = f"{type(error).__name__}: {error}"
 
 
-def replay_once(
-    run: Path, start: Start, step: int, name: str, words: Sequence[str] = (), compiles: bool = True
-) -> Replayed:
+def replay_once(start: Start, step: int, name: str, words: Sequence[str] = (), compiles: bool = True) -> Replayed:
     """Take the steps from a checkpoint to ``step`` again; all ranks of a launch call it.
 
     Args:
-        run: Run folder.
-        start: Where to begin, and by which stored recipe.
+        start: Where to begin, in which run, and by which stored recipe.
         step: Optimizer step, counted from 1.
         name: Of this replay, on the screen.
         words: Options on top of the recipe, as on the command line.
@@ -85,5 +82,5 @@ def replay_once(
         options += [word for name in _SILENT for word in (f"--stability.{name}", "null")]
         argv: list[Any] = [*options, *words]
         watch, way = StepWatch(step), Way(name, start.origin, step)
-        ReplayCLI(Command("fit", argv, *expand_arguments(argv)), run, start.checkpoint, watch, way)
+        ReplayCLI(Command("fit", argv, *expand_arguments(argv)), start.folder, start.checkpoint, watch, way)
         return watch.gather()

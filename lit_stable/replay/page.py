@@ -25,14 +25,14 @@ def replay(
         ValueError: when the run has no such step, the checkpoint lies behind it, or a replay ended before it.
     """
     start = find_start(run, step, at)
-    replays = [replay_once(run, start, step, f"replay {number} of {runs}", words) for number in range(1, runs + 1)]
+    replays = [replay_once(start, step, f"replay {number} of {runs}", words) for number in range(1, runs + 1)]
     seen = replays[0]
     _refuse_what_ended_before(step, replays, words)
-    verdict, same = _verdict(run, start, replays)
+    verdict, same = _verdict(start, replays)
     if seen.compiled:
-        seen = replay_once(run, start, step, "one more replay, in which nothing is compiled", words, compiles=False)
+        seen = replay_once(start, step, "one more replay, in which nothing is compiled", words, compiles=False)
         verdict.append("what follows is of one more replay, in which nothing was compiled")
-    lines = [_header(run, start, step, runs), *verdict, *_step(seen, step), *_worst(seen, worst)]
+    lines = [_header(start, step, runs), *verdict, *_step(seen, step), *_worst(seen, worst)]
     return "\n".join(lines), same
 
 
@@ -45,8 +45,8 @@ def _refuse_what_ended_before(step: int, replays: Sequence[Replayed], words: Seq
     raise ValueError(f"step={step}: was not taken again, for {end}; {remedy}.")
 
 
-def _header(run: Path, start: Start, step: int, runs: int) -> str:
-    lines = [f"{run}: step {step}, {runs} times from {start.origin}, by {start.recipe.name}"]
+def _header(start: Start, step: int, runs: int) -> str:
+    lines = [f"{start.folder}: step {step}, {runs} times from {start.origin}, by {start.recipe.name}"]
     if start.step < start.beginning.steps:
         lines.append(
             f"steps {start.step + 1} to {start.beginning.steps} ran by an earlier recipe, and may come out else"
@@ -54,7 +54,7 @@ def _header(run: Path, start: Start, step: int, runs: int) -> str:
     return "\n".join(lines)
 
 
-def _verdict(run: Path, start: Start, replays: list[Replayed]) -> tuple[list[str], bool]:
+def _verdict(start: Start, replays: list[Replayed]) -> tuple[list[str], bool]:
     first = replays[0]
     level = noise([one.values for one in replays])
     lines = [f"noise: replays differ by up to {level:.2g}" if level else "noise: none, replays are equal to the bit"]
@@ -64,7 +64,7 @@ def _verdict(run: Path, start: Start, replays: list[Replayed]) -> tuple[list[str
         lines.append(
             f"ranks: {first.ranks}, the run had {start.beginning.ranks}; differences up to {OTHER_RANKS:g} are nothing"
         )
-    logged = logged_values(run, [LOSS, NORM])
+    logged = logged_values(start.folder, [LOSS, NORM])
     compared = sorted({s for name, values in first.values.items() for s in values if s in logged[name]})
     if not compared:
         return [*lines, f"nothing to compare with: the run has logged no step behind {start.step}"], True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_stable.run.beginnings import Beginning, read_beginnings
+from lit_stable.run.beginnings import Beginning, session_of_step
 from lit_stable.run.branch import read_parent
 from lit_stable.run.folder import checkpoint_path, checkpoint_step, checkpoints, find_checkpoint
 
@@ -14,6 +14,8 @@ from lit_stable.run.folder import checkpoint_path, checkpoint_step, checkpoints,
 class Start:
     """Where a replay begins."""
 
+    folder: Path
+    """Of the run that took the step: the given one, or one that it grew out of."""
     beginning: Beginning
     """Of the session that took the step."""
     recipe: Path
@@ -40,22 +42,23 @@ def find_start(run: Path, step: int, at: str | None = None) -> Start:
         at: A checkpoint, or ``RUN@STEP``, instead of the nearest.
 
     Raises:
-        ValueError: when ``step`` is below 1, no checkpoint before it is left, or ``at`` is none or lies behind it.
+        ValueError: when ``step`` is below 1 or was taken in a folder that is gone, no checkpoint before it is left, or
+            ``at`` is none or lies behind it.
     """
-    if step < 1:
-        raise ValueError(f"step={step}: optimizer steps count from 1.")
-    beginning = next(one for one in reversed(read_beginnings(run)) if one.steps < step)
-    recipe = run / f"recipe-{beginning.session:02d}.yaml"
+    folder, beginning = session_of_step(run, step)
+    recipe = folder / f"recipe-{beginning.session:02d}.yaml"
     if at is not None:
-        start = Start(beginning, recipe, find_checkpoint(at, run.parent.parent, run.parent.name))
+        start = Start(folder, beginning, recipe, find_checkpoint(at, run.parent.parent, run.parent.name))
         if start.step >= step:
             raise ValueError(f"at={at}: stands at step {start.step}, behind which step {step} lies no more.")
         return start
-    before = [path for path in checkpoints(run) if (checkpoint_step(path) or 0) < step]
-    parent = read_parent(run)
+    before = [path for path in checkpoints(folder) if (checkpoint_step(path) or 0) < step]
+    parent = read_parent(folder)
     if not before and parent is not None:
-        origin = checkpoint_path((run / parent.run).resolve(), parent.step)
+        origin = checkpoint_path((folder / parent.run).resolve(), parent.step)
         before = [origin] if origin.exists() else []
         if not before:
-            raise ValueError(f"{run}: no checkpoint before step {step} is left, nor {origin}; give another with --at.")
-    return Start(beginning, recipe, before[-1] if before else None)
+            raise ValueError(
+                f"{folder}: no checkpoint before step {step} is left, nor {origin}; give another with --at."
+            )
+    return Start(folder, beginning, recipe, before[-1] if before else None)

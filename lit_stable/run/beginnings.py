@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.topology import data_parallel_size
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.reshuffle import Settled
+from lit_stable.run.branch import read_parent, stored_recipes
 
 FILE = "sessions.jsonl"
 
@@ -89,3 +91,27 @@ def read_beginnings(folder: Path) -> list[Beginning]:
             f"{folder}: has no {FILE}, so it is no run folder, or its run never began; give ROOT/NAME/0001."
         )
     return found
+
+
+def session_of_step(folder: Path, step: int) -> tuple[Path, Beginning]:
+    """The run folder in which a step was taken, the given one or one it grew out of, and where the session began.
+
+    Of several sessions that took it, the last one counts.
+
+    Raises:
+        ValueError: when the step is none, or was taken in a folder that is not there.
+    """
+    if step < 1:
+        raise ValueError(f"step={step}: optimizer steps count from 1.")
+    beginnings = read_beginnings(folder)
+    covering = [one for one in beginnings if one.steps < step]
+    if covering:
+        return folder, covering[-1]
+    parent = read_parent(folder)
+    origin = None if parent is None else Path(os.path.normpath(folder / parent.run))
+    if origin is None or not stored_recipes(origin):
+        raise ValueError(
+            f"step={step}: was taken before {folder} began, behind step {beginnings[0].steps}, and the run folder that"
+            " it grew out of is not there."
+        )
+    return session_of_step(origin, step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,8 +16,8 @@ from lit_stable.data.batch_sizes import samples_before
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.ledger import Ledger, Sample
 from lit_stable.data.stream import IGNORED, TokenStream
-from lit_stable.run.beginnings import Beginning, read_beginnings
-from lit_stable.run.branch import read_mapping, read_parent, stored_recipes
+from lit_stable.run.beginnings import Beginning, session_of_step
+from lit_stable.run.branch import read_mapping
 from lit_stable.systems import DEFAULT, system
 
 
@@ -49,10 +48,8 @@ class PastStep:
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        if step < 1:
-            raise ValueError(f"step={step}: optimizer steps count from 1.")
         self.step = step
-        self.folder, self.beginning = _find_beginning(folder, step)
+        self.folder, self.beginning = session_of_step(folder, step)
         self.recipe_path = self.folder / f"recipe-{self.beginning.session:02d}.yaml"
         self.data, self._ramp, self._lengths = _rebuilt(read_mapping(self.recipe_path))
         self.data.setup("fit")
@@ -112,22 +109,6 @@ class PastStep:
 
     def _ledger(self) -> Ledger:
         return self.data.ledger(self.beginning.dropped)
-
-
-def _find_beginning(folder: Path, step: int) -> tuple[Path, Beginning]:
-    """The run folder in which a step was read, the given one or one it grew out of, and where the session began."""
-    beginnings = read_beginnings(folder)
-    covering = [one for one in beginnings if one.steps < step]
-    if covering:
-        return folder, covering[-1]
-    parent = read_parent(folder)
-    origin = None if parent is None else Path(os.path.normpath(folder / parent.run))
-    if origin is None or not stored_recipes(origin):
-        raise ValueError(
-            f"step={step}: was read before {folder} began, behind step {beginnings[0].steps}, and the run folder that"
-            " it grew out of is not there."
-        )
-    return _find_beginning(origin, step)
 
 
 def rebuilt_data(recipe: dict[str, Any]) -> TokenDataModule:

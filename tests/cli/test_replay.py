@@ -94,6 +94,27 @@ def test_it_says_how_many_steps_lie_ahead_and_how_far_it_is(run: Path, monkeypat
     assert f"replay 1 of 2: step 5 alone, from {run}/checkpoints/step-00000004.ckpt" in alone
 
 
+def test_of_a_branch_a_step_that_lies_before_it_is_replayed_as_its_parent_took_it(run: Path, tmp_path: Path) -> None:
+    parent = tmp_path / "runs" / "tiny" / "0001"
+    shutil.copytree(run, parent)
+    words = ["--model.gpt.dropout", "0.0", "--run.name", "other", "--run.root", tmp_path / "runs"]
+    recipe = parent / "recipe-02.yaml"
+    words += ["--resume", "null"]
+    branched = command("fit", "--config", recipe, "--ckpt_path", f"{parent}@4", "--trainer.max_steps", "5", *words)
+    assert branched.code == 0, branched.err
+    branch = tmp_path / "runs" / "other" / "0001"
+    for step, begins, session in ((4, 3, 2), (3, 2, 1)):
+        done = command("replay", branch, "--step", str(step), "--worst", "0")
+        assert done.code == 0, done.out + done.err
+        origin = f"{parent}/checkpoints/step-0000000{begins}.ckpt"
+        assert f"{parent}: step {step}, 2 times from {origin}, by recipe-0{session}.yaml" in done.out
+        assert f"same: steps {step} to {step}" in done.out
+    assert f"{branch}: step 5, 2 times from {parent}/" in command("replay", branch, "--step", "5", "--worst", "0").out
+    parent.rename(tmp_path / "gone")
+    done = command("replay", branch, "--step", "4")
+    assert (done.code, f"step=4: was taken before {branch} began, behind step 4, and the run" in done.err) == (2, True)
+
+
 def test_without_a_checkpoint_it_begins_at_the_beginning(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "runs" / "tiny" / "0001"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("*.ckpt"))

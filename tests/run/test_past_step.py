@@ -166,7 +166,7 @@ def test_a_branch_is_told_by_its_own_recipe_and_what_lies_before_it_by_that_of_i
     assert [one.sample.position for one in read(branch, 6)] == [24, 25, 26, 27]
     assert [one.sample.position for one in read(run, 6)] == [20, 21, 22, 23]  # as it would have gone on
     run.rename(run.with_name("gone"))
-    with pytest.raises(ValueError, match=r"step=5: was read before .*0002 began, behind step 5, and the run folder"):
+    with pytest.raises(ValueError, match=r"step=5: was taken before .*0002 began, behind step 5, and the run folder"):
         PastStep(branch, 5)
 
 

@@ -150,11 +150,13 @@ class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(self.broadcast(checkpoint_path))
         if path.is_file() and self.optimizers:
-            stored = torch.load(path, mmap=True, map_location="cpu", weights_only=False).get(KEY, {})
+            # No more is unpickled of a file than the caller lets: `None` is torch's default, as in Lightning.
+            stored = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only).get(KEY, {})
             if stored.get("written_by") != "fsdp2":
                 assert self.model is not None
                 assert self.lightning_module is not None
-                return load_one_file(path, self.model, self.optimizers, self.lightning_module.strict_loading)
+                strict = self.lightning_module.strict_loading
+                return load_one_file(path, self.model, self.optimizers, strict, weights_only)
         return super().load_checkpoint(checkpoint_path, *([] if weights_only is None else [weights_only]))
 
 

@@ -21,7 +21,11 @@ from lit_stable.callbacks.safe_checkpoints import KEY
 
 
 def load_one_file(
-    path: Path, module: nn.Module, optimizers: Sequence[Optimizer], strict: bool = True
+    path: Path,
+    module: nn.Module,
+    optimizers: Sequence[Optimizer],
+    strict: bool = True,
+    weights_only: bool | None = None,
 ) -> dict[str, Any]:
     """Give a sharded module and its optimizers the states of a checkpoint file; returns what else the file holds.
 
@@ -30,10 +34,17 @@ def load_one_file(
     number becomes a name: the one that ``SafeCheckpoints`` recorded, or without it that of the parameter that stands at
     its place in the groups of today's optimizer.
 
+    Args:
+        path: The file.
+        module: Sharded.
+        optimizers: Of its parameters.
+        strict: Whether the file must hold every tensor of the module, and no other.
+        weights_only: Whether torch may unpickle no more than plain data; ``None``: as torch has it by default.
+
     Raises:
         CheckpointError: when the groups are not those that wrote the file.
     """
-    checkpoint: dict[str, Any] = torch.load(path, mmap=True, map_location="cpu", weights_only=False)
+    checkpoint: dict[str, Any] = torch.load(path, mmap=True, map_location="cpu", weights_only=weights_only)
     recorded: Sequence[Groups | None] = checkpoint.get(KEY, {}).get("parameters") or [None] * len(optimizers)
     saved = zip(optimizers, checkpoint.pop("optimizer_states"), recorded, strict=True)
     states = [  # before any is loaded

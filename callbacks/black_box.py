@@ -60,7 +60,7 @@ class BlackBox(StabilityCallback):
         text_steps: Of how many of those the tokens are kept, >= 0. Decisions on CUDA are known 4
             steps late.
         kinds: Which kinds of event, as shell patterns separated by blanks; ``*`` for all.
-        keep: How many folders stay, >= 1; the oldest go.
+        keep: How many folders stay, >= 1; those written first go.
 
     Raises:
         MisconfigurationException: when a number is out of range.
@@ -213,7 +213,9 @@ class BlackBox(StabilityCallback):
             if said := texts(self._rows, find_tokenizer(trainer, module)):
                 path.with_suffix(".txt").write_text(said)
             if trainer.is_global_zero:
-                for old in sorted(home.iterdir())[: -self.keep]:
+                # By time, not by step: behind a rewind, or a resume from an earlier step, the newest has a lower one.
+                others = sorted((path for path in home.iterdir() if path != folder), key=_written_at)
+                for old in others[: max(0, len(others) + 1 - self.keep)]:
                     shutil.rmtree(old, ignore_errors=True)
         except (OSError, RuntimeError) as error:  # a disk that is full, a device that is gone: both have been told
             if not self._warned:
@@ -238,6 +240,12 @@ class BlackBox(StabilityCallback):
         self._ring.clear()
         self._rows.clear()
         self._layers, self._open = None, HostRow()
+
+
+def _written_at(folder: Path) -> tuple[int, str]:
+    # Of its files too: one that is written over, behind a rewind, leaves the time of its folder. And the name, where a
+    # file system's clock is coarse.
+    return max(path.stat().st_mtime_ns for path in (folder, *folder.glob("*"))), folder.name
 
 
 def _on_host(optimizer: Any) -> bool:

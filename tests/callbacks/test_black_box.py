@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,39 @@ def test_a_kind_is_written_once_in_so_many_steps_and_old_folders_go(tmp_path: Pa
     assert not list(tmp_path.glob("blackbox/*/*.txt"))
     fit(steps=2, callbacks=(Tells(tmp_path / "none", 1), BlackBox(kinds="spike not_*")))
     assert not dumps(tmp_path / "none")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_oldest_by_time_go_and_what_was_just_written_stays(tmp_path: Path) -> None:
+    """As behind a rewind, where steps begin anew: by their steps, the newest record of all was deleted at once."""
+    for age, step in enumerate((900, 700, 800)):
+        (old := tmp_path / "blackbox" / f"step-{step:08d}-spike").mkdir(parents=True)
+        os.utime(old, (1e9 - age, 1e9 - age))
+    fit(steps=2, callbacks=(Tells(tmp_path, 2), BlackBox(text_steps=0, keep=3)))
+    left = sorted(path.name for path in (tmp_path / "blackbox").iterdir())
+    assert left == ["step-00000002-alarm", "step-00000700-spike", "step-00000900-spike"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_was_written_over_is_as_new_as_its_files(tmp_path: Path) -> None:
+    for age, step in enumerate((900, 3)):
+        (old := tmp_path / "blackbox" / f"step-{step:08d}-alarm").mkdir(parents=True)
+        (old / "rank0.json").touch()
+        os.utime(old / "rank0.json", (1e9 - age, 1e9 - age))
+        os.utime(old, (1e9 - age, 1e9 - age))
+    fit(steps=5, callbacks=(Tells(tmp_path, 3, 5), BlackBox(steps=2, text_steps=0, keep=2)))
+    left = sorted(path.name for path in (tmp_path / "blackbox").iterdir())
+    assert left == ["step-00000003-alarm", "step-00000005-alarm"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_of_equal_times_the_lowest_steps_go_and_what_was_just_written_stays(tmp_path: Path) -> None:
+    for step in (900, 700, 800):
+        (old := tmp_path / "blackbox" / f"step-{step:08d}-spike").mkdir(parents=True)
+        os.utime(old, (4e9, 4e9))  # also ahead of the record that is written, as after a clock was set back
+    fit(steps=2, callbacks=(Tells(tmp_path, 2), BlackBox(text_steps=0, keep=2)))
+    left = sorted(path.name for path in (tmp_path / "blackbox").iterdir())
+    assert left == ["step-00000002-alarm", "step-00000900-spike"]
 
 
 @pytest.mark.filterwarnings("ignore")

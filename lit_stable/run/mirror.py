@@ -89,8 +89,8 @@ def open_target(where: str, run: Path) -> Target:
 class Mirror:
     """A thread that copies checkpoints, oldest first, and a record of those whose copy was compared and is right.
 
-    A copy that fails is tried again, ``attempts`` times, and later with the next checkpoint; training never waits for
-    one, but at the end of the fit.
+    A copy that fails is tried again, ``attempts`` times, and later when the next checkpoint has been copied; training
+    never waits for one, but at the end of the fit.
 
     Args:
         target: Where to.
@@ -103,6 +103,7 @@ class Mirror:
         self.target, self.folder, self.attempts, self.pause = target, folder, attempts, pause
         self._waiting: queue.SimpleQueue[Path | None] = queue.SimpleQueue()
         self._queued: set[str] = set()
+        self._given_up: dict[str, Path] = {}  # by name, oldest first; of the thread alone
         self._lock = threading.Lock()
         self._verified = self._read()  # by name: which file or folder of that name it was
         self._thread: threading.Thread | None = None
@@ -140,15 +141,26 @@ class Mirror:
 
     def _copy_all(self) -> None:
         while (path := self._waiting.get()) is not None:
-            copied = identity(path)
-            error = self._try(path)
-            with self._lock:
-                self._queued.discard(path.name)
-                if error is None:
-                    self._verified[path.name] = copied
-                    error = self._write()
-            if error is not None:
-                rank_zero_warn(f"mirror of {path}: {error}; it stays where it is, and is copied with the next one.")
+            if not self._is_copied(path):
+                continue
+            # Not before something could be copied: where the target is gone, all of them would fail once more.
+            for failed in [path for path in self._given_up.values() if path.exists()]:
+                self._is_copied(failed)
+
+    def _is_copied(self, path: Path) -> bool:
+        copied = identity(path)
+        error = self._try(path)
+        with self._lock:
+            self._queued.discard(path.name)
+            if error is None:
+                self._verified[path.name] = copied
+                if (error := self._write()) is not None:
+                    del self._verified[path.name]  # or it would be deleted here with no record of the copy
+        self._given_up.pop(path.name, None)
+        if error is not None:
+            self._given_up[path.name] = path
+            rank_zero_warn(f"mirror of {path}: {error}; it stays where it is, and is copied with the next one.")
+        return error is None
 
     def _try(self, path: Path) -> Exception | None:
         failed: Exception | None = None

@@ -40,6 +40,11 @@ def checkpoints(tmp_path: Path) -> list[Path]:
     return [file, folder]
 
 
+def copy(made: Mirror, path: Path) -> None:
+    made.add(path)
+    made.close()
+
+
 def mirror(checkpoints: list[Path], target: Any, **options: Any) -> Mirror:
     made = Mirror(target, checkpoints[0].parent, **{"pause": 0.0, **options})
     for path in checkpoints:
@@ -75,6 +80,53 @@ def test_what_never_comes_right_is_given_up_and_has_no_name(
     assert not made.is_verified(checkpoints[0])
     assert not (tmp_path / "m" / checkpoints[0].name).exists()
     assert not (tmp_path / RECORD).exists()
+
+
+def test_what_was_given_up_is_copied_with_the_next_one(checkpoints: list[Path], tmp_path: Path) -> None:
+    made = Mirror(Flaky(PlainFolder(tmp_path / "m"), fails=2), tmp_path, attempts=2, pause=0.0)
+    with pytest.warns(UserWarning, match=r"unplugged; it stays where it is, and is copied with the next one\."):
+        copy(made, checkpoints[0])
+    copy(made, checkpoints[1])
+    assert all(map(made.is_verified, checkpoints))
+    assert (tmp_path / "m" / checkpoints[0].name).read_bytes() == b"one file"
+
+
+def test_of_what_was_given_up_nothing_is_copied_that_is_gone_by_then(checkpoints: list[Path], tmp_path: Path) -> None:
+    made = Mirror(Flaky(PlainFolder(tmp_path / "m"), fails=1), tmp_path, attempts=1, pause=0.0)
+    with pytest.warns(UserWarning, match="unplugged"):
+        copy(made, checkpoints[0])
+    checkpoints[0].unlink()
+    copy(made, checkpoints[1])
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == [checkpoints[1].name]
+
+
+def test_a_copy_without_a_record_does_not_count(
+    checkpoints: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError("no space left")
+
+    made = Mirror(PlainFolder(tmp_path / "m"), tmp_path, pause=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("lit_stable.run.mirror.write_whole", full)
+        with pytest.warns(UserWarning, match="no space left; it stays where it is"):
+            copy(made, checkpoints[0])
+    assert not made.is_verified(checkpoints[0])
+    copy(made, checkpoints[1])
+    assert list(json.loads((tmp_path / RECORD).read_text())) == [path.name for path in reversed(checkpoints)]
+
+
+def test_while_nothing_can_be_copied_what_was_given_up_waits(checkpoints: list[Path], tmp_path: Path) -> None:
+    """Or each checkpoint of a run whose disk is gone would try all those before it, and the end wait for that."""
+    (third := tmp_path / "step-00000003.ckpt").write_bytes(b"3")
+    target = Flaky(PlainFolder(tmp_path / "m"), fails=4)
+    made = Mirror(target, tmp_path, attempts=2, pause=0.0)
+    for path in (checkpoints[0], third):
+        with pytest.warns(UserWarning, match="unplugged"):
+            copy(made, path)
+    assert target.puts == 4
+    copy(made, checkpoints[1])
+    assert all(map(made.is_verified, [*checkpoints, third]))
 
 
 def test_a_url_is_opened_by_fsspec_and_says_what_is_complete(checkpoints: list[Path], tmp_path: Path) -> None:

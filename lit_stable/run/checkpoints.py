@@ -35,8 +35,9 @@ class Checkpoints(Checkpoint):
     """Save at step boundaries into the run's folder; keep the last, the best, and what is worth going back to for ever.
 
     Saved: at ``first_step``, so that something is there early; every ``every_steps``, in samples or tokens at the end
-    of the step that comes to a multiple or over it; every ``keep_every``; at milestones; after the last step; on a
-    better validation loss; when the run is told to stop. The name carries the step, so no save replaces another.
+    of the step that comes to a multiple or over it; every ``keep_every``; at milestones; after the last step, whatever
+    ends the fit but an error; on a better validation loss; when the run is told to stop. The name carries the step, so
+    no save replaces another.
 
     **Milestones** are the end of the warm-up, the end of each stage of a batch-size ramp, and the last step before
     anything that overrides the run begins: a callback with a ``start``, or a learning rate that is changed by an order
@@ -93,7 +94,7 @@ class Checkpoints(Checkpoint):
         self.best_loss = math.inf
         self.best_step: int | None = None
         self._noted: tuple[int, float] | None = None  # step and loss of the best whose checkpoint is on disk
-        self._seen = 0
+        self._began = self._seen = 0  # optimizer steps when the fit began, and when there was last one more
         self._ahead: list[Milestone] = []
         self._kept: dict[int, str] = {}  # milestones that were saved, by step
         self._unread: list[Path] = []  # files of ours that said what to keep and cannot be read
@@ -102,7 +103,7 @@ class Checkpoints(Checkpoint):
         self._saving: Path | None = None  # not told of yet: it may be written in the background
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._seen = Progress.of(trainer).steps
+        self._began = self._seen = Progress.of(trainer).steps
         self._saver = next((c for c in trainer.callbacks if isinstance(c, SafeCheckpoints)), None)  # type: ignore[attr-defined]
         self._saving = None
         self._unread = []
@@ -133,6 +134,12 @@ class Checkpoints(Checkpoint):
         forever = self.keep_every is not None and step % self.keep_every == 0
         due = self.every.is_due(progress.start, progress.mark)
         if forever or due or step in (self.first_step, trainer.max_steps):
+            self.save_now(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # In this hook, whoever has ended the fit: behind it others leave weights that are not those of training, as an
+        # average of them. A step of which micro-batches are left over has its window replayed, as after any save.
+        if trainer.fit_loop.done and Progress.of(trainer).steps != self._began:
             self.save_now(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,6 +14,7 @@ NAMES = [
     "a_part_that_cannot_be_written",
     "training_fails_and_a_part_does_not_come",
     "training_fails_and_all_parts_come",
+    "ended_in_mid_window",
 ]
 
 
@@ -69,3 +70,8 @@ def test_a_rank_that_fails_does_not_wait_for_long_for_one_that_hangs(result: Any
 @of("training_fails_and_all_parts_come")
 def test_what_is_being_written_when_training_fails_is_finished(result: Any) -> None:
     assert result == {"told": ["ValueError: of training"] * 2, "said": [[], []], "left": ["a.ckpt", "before.ckpt"]}
+
+
+@of("ended_in_mid_window")
+def test_the_last_step_of_a_fit_that_ends_within_a_window_is_saved_by_all_ranks(result: Any) -> None:
+    assert result == {"left": ["step-00000002.ckpt"], "damage": None, "same": [True, True]}

@@ -23,6 +23,7 @@ from lit_stable.callbacks import Progress, SafeCheckpoints, sharded_save
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.checkpoint_files import damage, size_on_disk
 from lit_stable.callbacks.deferred_shards import DeferredShards
+from lit_stable.run.checkpoints import Checkpoints
 
 SAVED_AT, STEPS = 2, 4
 
@@ -187,6 +188,26 @@ def training_fails_and_all_parts_come() -> dict[str, Any]:
         return write(shards)
 
     return _fails(late, Trouble())
+
+
+@scenario
+def ended_in_mid_window() -> dict[str, Any]:
+    """Told to stop behind a micro-batch of step 3: step 2 is saved by both, and gone on from."""
+    folder = shared_folder()
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            trainer.should_stop = Progress.of(trainer).steps == SAVED_AT and Progress.of(trainer).pending_samples > 0
+
+    saves = Checkpoints(every_steps=100, first_step=None)
+    saves.folder = folder
+    options: dict[str, Any] = {"dropout": 0.1, "validates": False, "steps": STEPS, "in_background": True}
+    fit2("fsdp2", callbacks=(Stop(), saves), **options)
+    path = saves.last()
+    straight, resumed = fit2("fsdp2", **options), fit2("fsdp2", ckpt_path=path, **options)
+    everyone: list[Any] = [None, None]
+    torch.distributed.all_gather_object(everyone, resumed.rows == straight.rows[SAVED_AT:])
+    return {"left": names(folder / "checkpoints"), "damage": damage(path), "same": everyone}
 
 
 if __name__ == "__main__":

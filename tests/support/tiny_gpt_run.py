@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from lit_stable.callbacks import (
@@ -165,7 +166,7 @@ def fit(
         max_steps=steps,
         max_epochs=-1,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,

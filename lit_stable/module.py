@@ -184,13 +184,17 @@ class GPTModule(ModelFacts):
         With labels their cross-entropies (B, T) instead, where the head can make both in one go.
         """
         assert self.gpt is not None
-        if documents is None and self._separator is not None:
-            documents = document_ids(input_ids, self._separator)
-        answer: Tensor = self.gpt(input_ids, documents, labels)
+        answer: Tensor = self.gpt(input_ids, self.documents_of(input_ids, documents), labels)
         return answer
 
     def _forward_batch(self, batch: Mapping[str, Tensor], labels: Tensor | None = None) -> Any:
         return self(batch["input_ids"], batch.get("documents") if self.config.document_mask else None, labels)
+
+    def documents_of(self, input_ids: Tensor, documents: Tensor | None = None) -> Tensor | None:
+        """The document of each token (B, T), as given or by the separators among them; None: there is no mask."""
+        if documents is None and self._separator is not None:
+            documents = document_ids(input_ids, self._separator)
+        return documents
 
     def count_batch(self, batch: Mapping[str, Tensor]) -> tuple[int, int]:
         """(samples, tokens) of this rank's batch, for ``Progress``."""

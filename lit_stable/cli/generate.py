@@ -52,9 +52,20 @@ def run_generate(argv: Sequence[str]) -> None:
         top_k=arguments.top_k,
         seed=arguments.seed,
         stop_id=None if tokenizer is None else tokenizer.eot_id,
+        eot_id=_end_of_document(stored, tokenizer, arguments.tokenizer),
     )
     for prompt, continuation in zip(prompts, new, strict=True):
         print(_shown([*prompt, *continuation], tokenizer))
+
+
+def _end_of_document(stored: StoredModel, tokenizer: Tokenizer | None, given: Path | None) -> int | None:
+    """What ends a document, for a model that must know."""
+    config = stored.config
+    if not config.document_mask or config.document_separator is not None:
+        return None
+    from lit_stable.weights.tokenizer_of_run import find_tokenizer
+
+    return (tokenizer or find_tokenizer(stored.record, given)).eot_id
 
 
 def _shown(ids: list[int], tokenizer: Tokenizer | None) -> str:

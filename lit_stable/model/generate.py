@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from lit_stable.callbacks.extra_forward import evaluating, uncompiled
 from lit_stable.callbacks.generation import continue_tokens
+from lit_stable.model.documents import document_ids
 from lit_stable.model.gpt import GPT
+
+
+def within_documents(gpt: GPT, eot_id: int | None) -> Callable[[Tensor], Tensor]:
+    """The model as a function of token ids alone, documents being told by their ends where it has a document mask.
+
+    Args:
+        gpt: The model.
+        eot_id: What ends a document, unless the model's options say so; ``None``: nothing does.
+    """
+    own = gpt.config.document_separator
+    separator = eot_id if own is None else own
+    if not gpt.config.document_mask or separator is None:
+        return gpt
+
+    def forward(input_ids: Tensor) -> Tensor:
+        logits: Tensor = gpt(input_ids, document_ids(input_ids, separator))
+        return logits
+
+    return forward
 
 
 def generate(
@@ -20,6 +41,7 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
     stop_id: int | None = None,
+    eot_id: int | None = None,
 ) -> list[list[int]]:
     """Continue prompts; the model is left in the mode that it was in, and no generator but its own is used.
 
@@ -35,6 +57,7 @@ def generate(
         top_k: Draw among so many most likely tokens; ``None``: among all.
         seed: Of the draws; the same seed and prompts give the same tokens.
         stop_id: A continuation ends before the first such token; ``None``: never early.
+        eot_id: What ends a document, for a model with a document mask whose options do not say so.
 
     Returns:
         The continuations alone.
@@ -45,7 +68,7 @@ def generate(
     device = next(gpt.parameters()).device
     with evaluating(gpt), uncompiled():
         new = continue_tokens(
-            gpt,
+            within_documents(gpt, eot_id),
             prompts,
             new_tokens,
             device=device,

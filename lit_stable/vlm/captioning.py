@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_stable.callbacks.extra_forward import evaluating
 from lit_stable.callbacks.generation import continue_tokens
+from lit_stable.model.generate import within_documents
 from lit_stable.model.gpt import GPT
 from lit_stable.run.past_step import rebuilt_data
 from lit_stable.vlm.backbones import HF, SIGHT
@@ -50,11 +51,12 @@ def write_captions(
         seed: Of the draws.
     """
     device = next(gpt.parameters()).device
+    forward = within_documents(gpt, eot_id)
     with evaluating(gpt), evaluating(sight), torch.no_grad():
         features = sight.vision(images.to(device))
         with sight.between_layers(gpt, features):
             new = continue_tokens(
-                gpt,
+                forward,
                 [[eot_id]] * len(images),
                 new_tokens,
                 device=device,

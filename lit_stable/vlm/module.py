@@ -38,6 +38,9 @@ class VLMModule(GPTModule):
     runs of their own. Nothing is frozen here: that is ``LayerNormFreeze``'s, whose rules name modules (``gpt``,
     ``sight.vision``), and who may set norms free on schedule.
 
+    With ``gpt.document_mask`` tokens attend within their own document, as in text, and all of a sample to its image.
+    The end-of-text in front of a caption is a document by itself, as to a language model that was trained so.
+
     Args:
         gpt: The language model.
         schedule: The learning rate.
@@ -140,13 +143,13 @@ class VLMModule(GPTModule):
         """Token ids (B, T) and images (B, C, height, width), uint8 -> logits (B, T, V)."""
         assert self.sight is not None
         # One call of one child, so that who makes it again sees all of the network.
-        logits: Tensor = self.sight(self.gpt, input_ids, images, documents)
+        logits: Tensor = self.sight(self.gpt, input_ids, images, self.documents_of(input_ids, documents))
         return logits
 
     def token_logits(self, input_ids: Tensor) -> Tensor:
         """Of the language model alone, for ``SampleText``: token ids (B, T) -> logits (B, T, V)."""
         assert self.gpt is not None
-        logits: Tensor = self.gpt(input_ids)
+        logits: Tensor = self.gpt(input_ids, self.documents_of(input_ids))
         return logits
 
     @property
@@ -154,7 +157,7 @@ class VLMModule(GPTModule):
         return False  # the language model is called through `sight`, which hands no labels on
 
     def _forward_batch(self, batch: Mapping[str, Tensor], labels: Tensor | None = None) -> Any:
-        return self(batch["input_ids"], batch["images"])
+        return self(batch["input_ids"], batch["images"], batch.get("documents") if self.config.document_mask else None)
 
     # -- what others ask of the model --------------------------------------------------------------------------------
 

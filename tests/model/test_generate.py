@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -53,6 +55,15 @@ def test_a_continuation_ends_before_the_token_that_stops_it(gpt: GPT) -> None:
     (whole,) = generate(gpt, [[5]], 10, temperature=0.0)
     stop = whole[4]
     assert generate(gpt, [[5]], 10, temperature=0.0, stop_id=stop) == [whole[: whole.index(stop)]]
+
+
+def test_a_document_mask_holds_where_text_is_written() -> None:
+    masked = GPT(replace(CONFIG, document_mask=True, reset_positions=True, init_std=1.0))
+    initialise(masked, 0)
+    masked.eval()
+    (after_an_end,), (alone,) = (generate(masked, [p], 4, temperature=0.0, eot_id=9) for p in ([1, 2, 9, 3, 4], [3, 4]))
+    assert after_an_end == alone
+    assert generate(masked, [[1, 2, 9, 3, 4]], 4, temperature=0.0) != [alone]  # nobody says what ends a document
 
 
 def test_an_empty_prompt_is_refused(gpt: GPT) -> None:

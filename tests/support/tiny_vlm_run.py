@@ -39,8 +39,8 @@ class PairData(NumberedData):
         return NumberedPairs(plain.start, plain.rank, plain.size, plain.length)
 
 
-def vlm_module(**gated: Any) -> VLMModule:
-    gpt = GPTConfig(vocab_size=VOCAB, n_layer=2, n_head=2, d_model=32, max_length=LENGTH)
+def vlm_module(qk_norm: Any = "none", **language: Any) -> VLMModule:
+    gpt = GPTConfig(vocab_size=VOCAB, n_layer=2, n_head=2, d_model=32, max_length=LENGTH, **language)
     vision = VisionOptions(image_size=4, patch=2, n_layer=1, n_head=2, d_model=16)
     schedule = LRSchedule(peak=1e-2, warmup=16, horizon=80, unit="samples")
-    return VLMModule(gpt, schedule, GatedOptions(**gated), vision, compile="off")
+    return VLMModule(gpt, schedule, GatedOptions(qk_norm=qk_norm), vision, compile="off")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -78,6 +79,21 @@ class EffectiveLR(StabilityCallback):
         if not effective._handles:
             effective.on_train_start(trainer, module)
         return effective
+
+    @staticmethod
+    def rate_of_step(trainer: Trainer, optimizer: Any) -> float | Tensor:
+        """The effective rate, in an optimizer's first group, of the step that it now takes; installs nothing.
+
+        In ``on_before_optimizer_step`` the group itself does not tell: in plain precision the pre-hook has run by then,
+        under a gradient scaler it has not.
+        """
+        rate: float | Tensor = optimizer.param_groups[0]["lr"]
+        own = next((c for c in trainer.callbacks if isinstance(c, EffectiveLR)), None)  # type: ignore[attr-defined]
+        if own is None or not own._modifiers["lr"] or own._kept or not own._in_batch:
+            return rate
+        before = itertools.takewhile(lambda other: other is not optimizer, trainer.optimizers)
+        first = sum(len(other.param_groups) for other in before)
+        return float(own.effective("lr", Progress.of(trainer).start, _number(rate), first))
 
     # -- for other callbacks -----------------------------------------------------------------------------------------
 

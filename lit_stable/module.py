@@ -58,7 +58,7 @@ class GPTModule(ModelFacts):
     them (``documents``, (B, T)), else by the end-of-document tokens among ``input_ids``.
 
     Logged at logging steps: ``train/loss`` (cross-entropy in nats per token, mean over the whole global batch, in
-    fp32), ``lr``, with ``z_loss`` also ``train/z_loss`` (what it adds) and with ``gpt.embed_grad_shrink``
+    fp32), ``lr`` (as callbacks modify it), with ``z_loss`` also ``train/z_loss`` (what it adds) and with ``gpt.embed_grad_shrink``
     ``train/embed_gradient`` (the share); at validation ``val/loss`` and per named set and source ``val/NAME/loss`` and
     ``val/NAME/perplexity``.
 
@@ -249,7 +249,7 @@ class GPTModule(ModelFacts):
         if self.config.embed_grad_shrink is not None:
             assert self.gpt is not None
             self.log("train/embed_gradient", self.gpt.embed_gradient)
-        log_number(self, "lr", optimizer.param_groups[0]["lr"])
+        log_number(self, "lr", EffectiveLR.rate_of_step(self.trainer, optimizer))
         log_number(self, "step", Progress.of(self.trainer).steps)  # the loggers' x axis
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

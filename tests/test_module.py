@@ -120,6 +120,21 @@ def test_logged_are_loss_rate_and_progress_against_the_step(tmp_path):
     assert 3.0 < float(rows[0]["train/loss"]) < 5.0
 
 
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_the_rate_that_is_logged_is_the_one_that_was_used(precision):
+    """Under a gradient scaler the step is taken behind the hook that logs, in plain precision around it."""
+    rates: list[float] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            if Progress.of(trainer).steps > len(rates):
+                rates.append(float(trainer.callback_metrics["lr"]))
+
+    callbacks = (LROverride(start=2, factor=0.5), Watch())
+    fit(steps=5, precision=precision, module=module(), callbacks=callbacks, validates=False)
+    assert rates == pytest.approx([module().schedule.lr(k) * (0.5 if k >= 2 else 1) for k in range(5)])
+
+
 # -- optimizer -------------------------------------------------------------------------------------------------------
 
 

@@ -42,7 +42,7 @@ class UpdateClip(StabilityCallback):
     What is saved: the counts behind the metrics.
 
     Logged: ``stability/update_clip_frac`` (fraction of the tensors, over the steps since the last logging step, whose
-    update was clipped), ``stability/update_rms`` (largest RMS of any tensor in those steps).
+    update was clipped), ``stability/update_clip_rms_max`` (the largest RMS as above of any tensor in those steps).
 
     Args:
         threshold: Largest RMS, > 0.
@@ -107,7 +107,7 @@ class UpdateClip(StabilityCallback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self._has_stepped and was_logging_step(trainer):
             pl_module.log("stability/update_clip_frac", self._clipped / self._seen)
-            pl_module.log("stability/update_rms", self._largest)
+            pl_module.log("stability/update_clip_rms_max", self._largest)
             self._clipped, self._largest, self._seen = 0.0, 0.0, 0
         self._has_stepped = False
 

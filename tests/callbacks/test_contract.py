@@ -75,6 +75,9 @@ def test_it_keeps_saved_where_saves_are_rare(promise: str, group: str, rare_runs
     QUICK[promise](rare_runs(group))
 
 
+KEY = r"``((?:stability|progress)/\w+)(?:/[A-Z.]+)?``"  # in a manual: one name, or one for each NAME
+
+
 # -- its manual ------------------------------------------------------------------------------------------------------
 
 
@@ -101,10 +104,27 @@ def test_built_from_yaml_it_logs_what_its_docstring_says_and_nothing_else(name: 
     kinds = [type(c) for c in trainer.callbacks if type(c).__name__ in CLASSES]
     later = {key for kind in kinds for key in ENTRIES[kind.__name__].later}
     manuals = [inspect.getdoc(kind) or "" for kind in kinds]
-    pattern = r"``((?:stability|progress)/\w+)(?:/[A-Z.]+)?``"  # one name, or one for each NAME
-    documented = {key for manual in manuals for key in re.findall(pattern, manual)}
+    documented = {key for manual in manuals for key in re.findall(KEY, manual)}
     logged = {"/".join(key.split("/")[:2]) for key in trainer.logged_metrics}
     assert logged == documented - later
+
+
+#: Keys in the manuals of several callbacks: which of them logs it, and why the others speak of it.
+SHARED = {
+    "progress/counted_tokens": "AccumulationWindows, and BatchSizeWarmup, which stands in its place",
+    "progress/micro_batches": "the same",
+    "stability/grad_norm": "GradNorm; GradClip installs it",
+    "stability/lr": "EffectiveLR; LROverride installs it",
+    "stability/lr_factor": "the same",
+}
+
+
+def test_no_key_has_two_meanings() -> None:
+    owners: dict[str, set[str]] = {}
+    for name, cls in CLASSES.items():
+        for key in re.findall(KEY, inspect.getdoc(cls) or ""):
+            owners.setdefault(key, set()).add(name)
+    assert {key for key, names in owners.items() if len(names) > 1} == set(SHARED)
 
 
 WORDS = [

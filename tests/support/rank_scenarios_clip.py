@@ -28,7 +28,7 @@ class PerTensor(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
         if not Progress.of(trainer).pending_samples:
-            names = ("clip_frac", "update_clip_frac", "update_rms")
+            names = ("clip_frac", "update_clip_frac", "update_clip_rms_max")
             logged = {name: trainer.callback_metrics[f"stability/{name}"].item() for name in names}
             self.rows.append([self.clip.state_dict()["ada_gc"], logged])
 

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, ClassVar
 
 from .base import MisconfigurationException, StabilityCallback
-from .private_names import window_is_open
+from .private_names import batches_that_stepped, window_is_open
+from .progress import Progress
 from .scalars import Scalars
 
 if TYPE_CHECKING:
@@ -44,14 +45,25 @@ class Monitor(StabilityCallback):
                 " never measure; set it to at least 1."
             )
         Scalars.of(trainer)
+        if not pl_module.automatic_optimization:
+            Progress.of(trainer)  # which of the batches step
 
     def is_due(self, trainer: Trainer) -> bool:
-        """Whether the optimizer step now under way is to be measured."""
-        return (trainer.global_step + 1) % self._interval(trainer) == 0
+        """Whether the optimizer step now under way, or just taken in this batch, is to be measured."""
+        # Not by `global_step`, which counts each of several optimizers. By the loggers' count, but for a module that
+        # steps when it likes: there they count every batch, and the one that steps might never be theirs.
+        own = trainer.lightning_module.automatic_optimization
+        before = batches_that_stepped(trainer) if own else Progress.of(trainer).start.steps
+        return (before + 1) % self._interval(trainer) == 0
 
     def has_ended(self, trainer: Trainer) -> bool:
         """Whether a step that was due has just been taken, as ``on_train_batch_end`` finds it."""
-        return trainer.global_step % self._interval(trainer) == 0 and not window_is_open(trainer)
+        if not self.is_due(trainer):
+            return False
+        if trainer.lightning_module.automatic_optimization:
+            return not window_is_open(trainer)
+        progress = Progress.of(trainer)
+        return progress.steps > progress.start.steps
 
     def _interval(self, trainer: Trainer) -> int:
         logging: int = trainer.log_every_n_steps  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from .forward_replay import ForwardReplay
 from .module_patterns import unwrapped
 from .moved_parameters import Moved, all_moved, moved_by
 from .private_optimizer_names import after_step_first
+from .progress import Progress
 from .qk_scaling import ScalesQueriesKeys, head_factors, normalises, rows_to_scale, scale_rows, split_factors
 from .shards import has_fsdp1
 from .step_hooks import require_step_hooks
@@ -90,6 +91,7 @@ class QKClip(StabilityCallback):
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             ForwardReplay.of(trainer).watch(self)
+            Progress.of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if has_fsdp1(trainer.strategy.model):
@@ -109,7 +111,8 @@ class QKClip(StabilityCallback):
 
     def is_due(self, trainer: Trainer) -> bool:
         """Whether the step now under way is measured."""
-        return (trainer.global_step + 1) % self.every_steps == 0
+        # Not by `global_step`, which counts each of several optimizers.
+        return (Progress.of(trainer).start.steps + 1) % self.every_steps == 0
 
     def watching(self, module: LightningModule) -> AbstractContextManager[None]:
         """Note every attention."""

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from .base import MisconfigurationException
 from .monitor import Monitor
-from .private_names import window_is_open
 from .scalars import Scalars
 
 if TYPE_CHECKING:
@@ -25,7 +24,8 @@ class SourceLoss(Monitor):
 
     What it reads: the LightningModule keeps ``sample_losses`` of the micro-batch that ``training_step`` has just seen:
     the sum of the losses of each sample's tokens, the number of those tokens, and the number of the sample's source,
-    each (B,). ``GPTModule`` does. One sum over all ranks per measurement.
+    each (B,). ``GPTModule`` does. A micro-batch of which ``training_step`` returns None does not count. One sum over
+    all ranks per measurement.
 
     Logged: ``stability/source_loss/NAME`` (nats per token; NaN where the step had none of the source) and
     ``stability/source_share/NAME`` (share of the step's tokens, 0 to 1).
@@ -48,6 +48,8 @@ class SourceLoss(Monitor):
         self.names = names
         self._names: list[str] = []
         self._sums: Tensor | None = None  # (2, sources) fp64: sum of losses, number of tokens
+        self._before: Any = None  # what the module kept of an earlier micro-batch
+        self._has_loss = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         found = self.names or getattr(trainer.datamodule, "source_names", None)  # type: ignore[attr-defined]
@@ -57,18 +59,25 @@ class SourceLoss(Monitor):
             )
         self._names, self._sums = list(found), None
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
+            self._sums = None
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self.is_due(trainer):
             self._sums = None
+        self._before, self._has_loss = getattr(pl_module, "sample_losses", None), False
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._has_loss = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        ended = self.has_ended(trainer)
-        if not ended and not (window_is_open(trainer) and self.is_due(trainer)):
+        if not self.is_due(trainer):
             return
         self._take(pl_module)
-        if ended:
-            assert self._sums is not None
-            sums, self._sums = self._sums, None
+        if self.has_ended(trainer):
+            nothing = torch.zeros(2, len(self._names), dtype=torch.float64, device=pl_module.device)
+            sums, self._sums = nothing if self._sums is None else self._sums, None
             if trainer.world_size > 1:
                 dist.all_reduce(sums)
             losses, tokens = sums
@@ -78,6 +87,9 @@ class SourceLoss(Monitor):
 
     def _take(self, module: LightningModule) -> None:
         kept = getattr(module, "sample_losses", None)
+        # `training_step` returned None; one that steps by itself may go back in a way that Lightning does not see.
+        if not self._has_loss and (module.automatic_optimization or kept is self._before):
+            return
         if kept is None:
             raise MisconfigurationException(
                 f"`SourceLoss`: {type(module).__name__} keeps no `sample_losses`; let training_step set it to (sums of"
@@ -90,4 +102,4 @@ class SourceLoss(Monitor):
         self._sums = self._sums.index_add(1, source, both)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._sums = None
+        self._sums = self._before = None

@@ -58,9 +58,9 @@ class GPTModule(ModelFacts):
     them (``documents``, (B, T)), else by the end-of-document tokens among ``input_ids``.
 
     Logged at logging steps: ``train/loss`` (cross-entropy in nats per token, mean over the whole global batch, in
-    fp32), ``lr`` (as callbacks modify it), with ``z_loss`` also ``train/z_loss`` (what it adds) and with ``gpt.embed_grad_shrink``
-    ``train/embed_gradient`` (the share); at validation ``val/loss`` and per named set and source ``val/NAME/loss`` and
-    ``val/NAME/perplexity``.
+    fp32), ``lr`` (as callbacks modify it), with ``z_loss`` also ``train/z_loss`` (what it adds) and with
+    ``gpt.embed_grad_shrink`` ``train/embed_gradient`` (the share); at validation ``val/loss`` and per named set and
+    source ``val/NAME/loss`` and ``val/NAME/perplexity``.
 
     Args:
         gpt: The model.
@@ -219,6 +219,9 @@ class GPTModule(ModelFacts):
         self.training_loss.clear()
         for line in write_back(self.trainer.optimizers[0], self._recipe_groups):
             rank_zero_info(line)
+
+    def on_train_epoch_start(self) -> None:
+        self.training_loss.clear()  # an epoch that was cut short leaves a window that never steps
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         start = Progress.of(self.trainer).scheduled

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from lightning.pytorch import Callback
 from tiny_fit import TinyData, TinyModule, quiet_trainer
 
-from lit_stable.callbacks import WeightMonitor
+from lit_stable.callbacks import GradientMonitor, SourceLoss, UpdateMonitor, WeightMonitor
 from lit_stable.callbacks.base import MisconfigurationException
 
 
@@ -34,3 +38,44 @@ def test_it_measures_at_its_steps_alone(every: int | None, steps: list[int]) -> 
     trainer = quiet_trainer(Noting(every), max_steps=6, log_every_n_steps=2, accumulate_grad_batches=2)
     trainer.fit(TinyModule(), TinyData())
     assert measured == [sign * step for step in steps for sign in (1, -1)]
+
+
+class TwoOptimizers(TinyModule):
+    """Steps both of its optimizers in every ``window``-th batch, the other batches add up."""
+
+    automatic_optimization = False
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    def configure_optimizers(self) -> Any:
+        first, *rest = self.net
+        return [torch.optim.AdamW(m.parameters()) for m in (first, torch.nn.ModuleList(rest))]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        loss = super().training_step(batch, batch_idx)
+        self.sample_losses = loss.detach()[None], torch.ones(1), torch.zeros(1, dtype=torch.long)
+        self.manual_backward(loss)
+        if batch_idx % self.window == 0:
+            for optimizer in self.optimizers():
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_several_optimizers_step_once_together(window: int) -> None:
+    """`global_step` counts each, and so is odd before every step."""
+    measured: dict[str, list[int]] = {}
+
+    class Noting(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            for key in ("weight_rms/net.0.weight", "grad_norm_layer/net.0", "update_rms", "source_loss/all"):
+                if trainer.callback_metrics.pop(f"stability/{key}", None) is not None:
+                    measured.setdefault(key, []).append(trainer.global_step // 2)
+
+    monitors = [WeightMonitor(), GradientMonitor(), UpdateMonitor(), SourceLoss(names=["all"])]
+    trainer = quiet_trainer(*monitors, Noting(), max_steps=12, log_every_n_steps=2)
+    trainer.fit(TwoOptimizers(window), TinyData())
+    assert measured == {key: [2, 4, 6] for key in measured}
+    assert len(measured) == 4

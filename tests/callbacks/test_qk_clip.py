@@ -19,6 +19,7 @@ from lit_stable.callbacks import (
     InvariantCheck,
     LayerNormFreeze,
     OptimizerReset,
+    Progress,
     QKClip,
     ScriptedSkip,
     UpdateClip,
@@ -287,6 +288,31 @@ def test_held_at_rate_0_no_bit_changes(fused: bool) -> None:
 def test_a_rate_of_0_that_is_a_tensor_holds_too() -> None:
     rate = torch.tensor(0.0)
     assert moved(weights_after(Stranger(adamw(lr=rate, fused=True)), QKClip(threshold=1e-3))) == []
+
+
+class TwoOptimizers(Stranger):
+    automatic_optimization = False
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:  # type: ignore[override]
+        self.manual_backward(super().training_step(batch, batch_idx))
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        of_keys = [self.attention.k_proj.bias]
+        return [self.make_optimizer(p for p in self.parameters() if p is not of_keys[0]), self.make_optimizer(of_keys)]
+
+
+def test_two_optimizers_that_step_together_are_one_step() -> None:
+    measured: list[int] = []
+
+    class Noting(QKClip):
+        def seen(self, trainer: Trainer) -> None:
+            measured.append(Progress.of(trainer).steps)
+
+    quiet_trainer(Noting(threshold=0.1, every_steps=2), max_steps=12).fit(TwoOptimizers(), TinyData())
+    assert measured == [2, 4, 6]
 
 
 @pytest.mark.parametrize("for_good", [True, False], ids=["for good", "window"])

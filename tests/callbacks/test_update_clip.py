@@ -147,7 +147,12 @@ def test_the_fraction_and_the_largest_rms_since_the_last_logging_step_are_logged
     header, *rows = (Path(logger.log_dir) / "metrics.csv").read_text().split()
     columns = {name: [float(row.split(",")[i]) for row in rows] for i, name in enumerate(header.split(","))}
     assert columns["stability/update_clip_frac"] == pytest.approx([0.0, 4 / 12])
-    assert columns["stability/update_clip_rms_max"][0] < 1.5 < columns["stability/update_clip_rms_max"][1] < 1 / math.sqrt(0.05)
+    assert (
+        columns["stability/update_clip_rms_max"][0]
+        < 1.5
+        < columns["stability/update_clip_rms_max"][1]
+        < 1 / math.sqrt(0.05)
+    )
 
 
 def test_updates_are_clipped_under_manual_optimization_too() -> None:

@@ -26,9 +26,7 @@ def average_whole_gradients(optimizer: Optimizer) -> None:
     whole = [p for group in optimizer.param_groups for p in group["params"] if not isinstance(p, DTensor)]
     if not whole or dist.get_world_size() == 1:
         return
-    # One that this rank did not use counts as zero: the collective has the same size everywhere.
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in whole]
-    _average(gradients, dist.group.WORLD)
+    _average(whole, dist.group.WORLD)
 
 
 def average_copied_gradients(optimizer: Optimizer) -> None:
@@ -39,8 +37,7 @@ def average_copied_gradients(optimizer: Optimizer) -> None:
     copied = [p for group in optimizer.param_groups for p in group["params"] if _is_copied(p)]
     if not copied:
         return
-    gradients = [p.grad.to_local() if p.grad is not None else torch.zeros_like(p.to_local()) for p in copied]
-    _average(gradients, copied[0].device_mesh.get_group(TENSOR))
+    _average(copied, copied[0].device_mesh.get_group(TENSOR))
 
 
 def _is_copied(parameter: nn.Parameter) -> bool:
@@ -50,9 +47,30 @@ def _is_copied(parameter: nn.Parameter) -> bool:
     return TENSOR in names and parameter.placements[names.index(TENSOR)].is_replicate()
 
 
-def _average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    flat = torch.cat([t.reshape(-1).float() for t in tensors])
+def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None) -> None:
+    """Give every parameter the mean of its gradients; it keeps None where no rank had one.
+
+    A rank that did not use a parameter counts as zero, so that the collective has the same size everywhere, and steps
+    on the mean as the others do: copies stay equal.
+    """
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    pieces = [_local(gradient) for gradient in gradients]
+    flags = torch.ones(len(parameters), device=pieces[0].device)
+    for index in (i for i, p in enumerate(parameters) if p.grad is None):
+        flags[index].zero_()  # on the device: an assignment would wait for it
+    flat = torch.cat([*(piece.reshape(-1).float() for piece in pieces), flags])
     dist.all_reduce(flat, group=group)
     flat.div_(dist.get_world_size(group))
-    pieces = torch.split(flat, [t.numel() for t in tensors])
-    torch._foreach_copy_(list(tensors), [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)])
+    *means, anywhere = torch.split(flat, [*(piece.numel() for piece in pieces), len(parameters)])
+    torch._foreach_copy_(pieces, [mean.view_as(piece) for piece, mean in zip(pieces, means, strict=True)])
+    absent = [i for i, p in enumerate(parameters) if p.grad is None and p.requires_grad]
+    if not absent:
+        return
+    # Who lacks one, and no other rank, waits for the device: an optimizer is told by the host what has a gradient.
+    for index, is_used in zip(absent, anywhere[absent].tolist(), strict=True):
+        if is_used:
+            parameters[index].grad = gradients[index]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -16,6 +16,7 @@ NAMES = [
     "norm_inside_the_mlp",
     "compiled_gradients",
     "gradients_that_differ",
+    "gradients_of_one_rank",
     "overflow_16_true",
     "overflow_ddp",
 ]
@@ -64,6 +65,15 @@ def test_compiled_it_has_the_same_gradients_also_of_an_embedding_right_before_a_
 def test_copies_get_the_mean_of_their_gradients_and_pieces_keep_theirs(result: dict[str, Any]) -> None:
     assert result["bias and weight"] == [[0.5, 0.0], [0.5, 1.0]]
     assert result["whole"] == 4.0
+
+
+@of("gradients_of_one_rank")
+def test_where_one_rank_had_a_gradient_all_step_on_the_mean(result: dict[str, Any]) -> None:
+    """Or copies drift apart in silence; what no rank has used is left alone, decay included."""
+    means = {"of_one": [1.0, 1.0], "of_both": [3.0, 3.0], "of_none": None}
+    assert result["grads"] == {**means, "copy_of_one": [1.0, 1.0], "copy_of_none": None}
+    assert result["moved"] == {name: mean is not None for name, mean in result["grads"].items()}
+    assert result["alike"]
 
 
 @of("overflow_16_true", "overflow_ddp")

@@ -263,6 +263,36 @@ def gradients_that_differ() -> dict[str, Any]:
     return {"bias and weight": locals_, "whole": used.item()}
 
 
+@scenario
+def gradients_of_one_rank() -> dict[str, Any]:
+    """Of parameters that one rank, both, and none have used: what the ranks step on, and how far that moves them."""
+    mesh = _mesh((1, 2))
+    split = nn.Linear(2, 2)
+    parallelize_module(split, mesh["tensor_parallel"], RowwiseParallel())
+    wholes = nn.ParameterDict({name: nn.Parameter(torch.ones(2)) for name in ("of_one", "of_both", "of_none")})
+    copied = nn.ParameterDict({"copy_of_one": split.bias, "copy_of_none": nn.Parameter(torch.zeros_like(split.bias))})
+    parameters = {name: p for part in (wholes, copied) for name, p in part.items()}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=0.1)
+    for name in ("of_one", "of_both", "copy_of_one"):
+        if rank() == 0 or name == "of_both":
+            parameters[name].grad = torch.full_like(parameters[name].detach(), 2.0 + 2 * rank())
+    before = {name: _local(p).clone() for name, p in parameters.items()}
+    average_whole_gradients(optimizer)
+    average_copied_gradients(optimizer)
+    grads = {name: None if p.grad is None else _local(p.grad).tolist() for name, p in parameters.items()}
+    optimizer.step()
+    moved = {name: not torch.equal(before[name], _local(p)) for name, p in parameters.items()}
+    weights = {name: _local(p).tolist() for name, p in parameters.items()}
+    both: list[Any] = [None, None]
+    dist.all_gather_object(both, [grads, moved, weights])
+    return {"grads": both[0][0], "moved": both[0][1], "alike": both[0] == both[1]}
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def _mesh(shape: tuple[int, int]) -> DeviceMesh:
     if not dist.is_initialized():
         dist.init_process_group("gloo")

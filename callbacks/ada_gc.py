@@ -64,7 +64,8 @@ class RunningNorms(PartStatistics):
         options = self.options
         count, running = self.values.unbind()
         warming_up = count < options.warmup_steps
-        level = torch.where(warming_up, math.inf, options.rel_threshold * running)
+        # A part that warms up is clipped with all others: the level that it tells is one of the global norm.
+        level = torch.where(warming_up, options.warmup_max_norm, options.rel_threshold * running)
         limit = torch.where(warming_up, norms / (total / options.warmup_max_norm).clamp(min=1.0), level)
         kept = torch.minimum(norms, limit)
         smallest = torch.where(count == 0, kept, torch.minimum(running, kept))

@@ -56,8 +56,8 @@ class GradClip(StabilityCallback):
 
     Logged: ``stability/clip_frac`` (fraction of the parts, over the steps since the last logging step, that were
     clipped), ``stability/clip_level`` (the norm above which this step would have been clipped, the lowest of all parts;
-    infinite while statistics warm up without a cap), ``stability/grad_norm`` (global, L2, by ``GradNorm``, before
-    clipping).
+    while statistics warm up without a cap infinite under ``adaptive``, under ``ada_gc`` that of the global norm),
+    ``stability/grad_norm`` (global, L2, by ``GradNorm``, before clipping).
 
     Attributes:
         ceiling: Largest norm that a rewind of :class:`~.recovery.Recovery` asks for, whatever else holds; or ``None``.

@@ -54,9 +54,9 @@ def test_equals_the_papers_algorithm() -> None:
     torch.testing.assert_close(statistics.values[1], torch.tensor(running), rtol=1e-5, atol=0)
 
 
-def test_the_level_is_infinite_while_warming_up_and_relative_after() -> None:
-    statistics = begun(warmup_steps=1, rel_threshold=2.0)
-    assert judge(statistics, 0.1, 0.2, 0.4)[1] == [math.inf] * 3
+def test_the_level_is_that_of_the_global_norm_while_warming_up_and_relative_after() -> None:
+    statistics = begun(warmup_steps=1, rel_threshold=2.0, warmup_max_norm=3.0)
+    assert judge(statistics, 0.1, 0.2, 0.4)[1] == [3.0] * 3
     assert judge(statistics, 0.1, 0.2, 0.4)[1] == pytest.approx([0.2, 0.4, 0.8])
 
 

@@ -116,7 +116,7 @@ class ScriptedSkip(StabilityCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release(trainer)
-        to_come = [edge for edge in self._edges if edge > Progress.of(trainer).steps]
+        to_come = self._edges[-1] > Progress.of(trainer).steps + 1  # behind the last step that is named
         rank_zero_info(
             f"ScriptedSkip: {'skips' if self.action == 'act' else 'would skip'} steps"
             f" {', '.join(map(str, self.steps))}{'' if to_come else '; all of them are past'}"

@@ -73,6 +73,18 @@ def test_adaptive_clipping_does_not_learn_from_a_skipped_step() -> None:
     assert (norms_counted(), norms_counted(ScriptedSkip(["3-4"]))) == (7, 5)
 
 
+@pytest.mark.parametrize(("steps", "is_past"), [(["5-6"], True), ([6], True), (["5-7"], False), ([2, 7], False)])
+def test_it_says_when_there_is_nothing_left_to_skip(
+    steps: Any, is_past: bool, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Watch("on_train_end", lambda trainer: trainer.save_checkpoint(tmp_path / "six.ckpt"))
+    fit(ScriptedSkip(steps), save, steps=6)
+    said: list[str] = []
+    monkeypatch.setattr("lit_stable.callbacks.scripted_skip.rank_zero_info", said.append)
+    fit(ScriptedSkip(steps), ckpt=tmp_path / "six.ckpt")
+    assert [line.endswith("; all of them are past") for line in said] == [is_past]
+
+
 def test_to_log_alone_changes_nothing() -> None:
     _, watched = fit(ScriptedSkip(["3-4"], "hold", action="log"))
     _, without = fit()

@@ -134,8 +134,8 @@ class GradNorm(StabilityCallback):
         self.value: Tensor | None = None
         self._fsdp1: nn.Module | None = None
         self._scale: Tensor | None = None  # by which the gradients of this step are still multiplied
-        self._over_shards: OverShards | None = None
-        self._each: dict[NormType, Tensor] = {}
+        self._over_shards: dict[int, OverShards] = {}  # by the identity of the optimizer
+        self._each: dict[tuple[int, NormType], Tensor] = {}  # likewise
 
     @staticmethod
     def of(trainer: Trainer) -> GradNorm:
@@ -171,18 +171,19 @@ class GradNorm(StabilityCallback):
 
         Taken once per step however many ask, by the first: clipping by parts changes the gradients.
         """
-        if norm_type not in self._each:
+        key = id(optimizer), norm_type
+        if key not in self._each:
             parameters = _parameters(optimizer)
-            if self._over_shards is None:
-                self._over_shards = OverShards(parameters, self._fsdp1)
+            if id(optimizer) not in self._over_shards:
+                self._over_shards[id(optimizer)] = OverShards(parameters, self._fsdp1)
             with torch.no_grad():
-                norms = tensor_norms(parameters, self._over_shards, norm_type)
-            self._each[norm_type] = norms if self._scale is None else norms / self._scale
-        return self._each[norm_type]
+                norms = tensor_norms(parameters, self._over_shards[id(optimizer)], norm_type)
+            self._each[key] = norms if self._scale is None else norms / self._scale
+        return self._each[key]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.value = self._fsdp1 = self._scale = self._over_shards = None
-        self._each = {}
+        self.value = self._fsdp1 = self._scale = None
+        self._over_shards, self._each = {}, {}
 
 
 def _parameters(optimizer: Any) -> list[nn.Parameter]:

@@ -116,6 +116,16 @@ def test_is_taken_once_per_optimizer_step_over_the_whole_window() -> None:
     assert len(norms) == 3
 
 
+def test_each_norm_is_of_the_optimizer_that_it_is_asked_for() -> None:
+    shared = GradNorm()
+    first, second = ([parameter([3.0, 4.0]), parameter([1.0])], [parameter([0.0]), parameter([2.0]), parameter([5.0])])
+    optimizers = [torch.optim.SGD(parameters, lr=1.0) for parameters in (first, second)]
+    for _ in range(2):
+        assert [shared.measure_each(o).tolist() for o in optimizers] == [[5.0, 1.0], [0.0, 2.0, 5.0]]
+    second[0].grad.fill_(1.0)
+    assert shared.measure_each(optimizers[1]).tolist() == [0.0, 2.0, 5.0]  # as it was when first asked in the step
+
+
 def test_nothing_is_kept_after_the_fit() -> None:
     trainer = quiet_trainer(GradNorm(), max_steps=1)
     trainer.fit(TinyModule(), TinyData())

@@ -54,7 +54,8 @@ class LayerNormFreeze(StabilityCallback):
         moments: ``keep``: a parameter goes on with the moments it had; ``reset``: they and its step count are zeroed
             when it is frozen.
         norm_types: Import paths of further classes that are norms, besides those named ``...LayerNorm`` or
-            ``...RMSNorm`` and what derives from them.
+            ``...RMSNorm`` and what derives from them. Scales of heads and cosines in lit-stable's GPT, and gates, are
+            none without ``lit_stable.model.norm.Gain``.
         action: ``act``, or ``log``: the same metric and messages, and nothing is touched.
 
     Raises:

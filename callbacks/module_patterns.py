@@ -35,7 +35,8 @@ def is_norm(module: nn.Module, extra: tuple[type, ...] = ()) -> bool:
     """Whether a module is a norm layer, by its type: names of attributes (``ln_1``, ``norm``) say nothing reliable.
 
     A type counts when its name or that of a base ends in ``LayerNorm`` or ``RMSNorm`` (torch's own, and the many that
-    projects write themselves), or when it is one of ``extra``.
+    projects write themselves), or when it is one of ``extra``. A module that scales and normalises nothing is none, as
+    the scales of heads and cosines in lit-stable's GPT, which are otherwise kept as norms are.
     """
     return isinstance(module, extra) or any(t.__name__.endswith(_NORM_ENDINGS) for t in type(module).__mro__)
 

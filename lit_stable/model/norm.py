@@ -43,13 +43,17 @@ class Gain(nn.Module):
     """A module whose few parameters multiply what passes; kept in fp32 and whole on every rank, as norms are."""
 
 
-NORM_TYPES: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, Gain)
-"""What counts as a norm for weight decay and for fp32 storage; the classes above are among them."""
+NORMS_AND_GAINS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, Gain)
+"""What is not decayed, and is kept in fp32 and whole on every rank; the classes above are among them.
+
+Callbacks mean norms alone (`callbacks/module_patterns.is_norm`): a gain that normalises nothing, such as a gate, is
+frozen with the weights around it, unless `norm_types` names its class.
+"""
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Whether the parameters of `module` are norm gains and biases, judged by type and never by name."""
-    return isinstance(module, NORM_TYPES)
+def is_norm_or_gain(module: nn.Module) -> bool:
+    """Whether the parameters of `module` are kept as those of norms are, judged by type and never by name."""
+    return isinstance(module, NORMS_AND_GAINS)
 
 
 def gain(weight: torch.Tensor, zero_centred: bool) -> torch.Tensor:

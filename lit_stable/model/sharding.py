@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT, Block
 from lit_stable.model.init import init_module
-from lit_stable.model.norm import is_norm
+from lit_stable.model.norm import is_norm_or_gain
 from lit_stable.model.recompute import Recompute, recomputing
 from lit_stable.model.tensor_parallel import split_block, split_ends, tensor_parallel_problems
 
@@ -135,7 +135,7 @@ def norm_parameters(module: nn.Module) -> set[nn.Parameter]:
     group of their own would put its hooks inside the compiled blocks. They are small (two vectors a block): every rank
     keeps them in fp32, and the strategy averages their gradients once per optimizer step.
     """
-    return {p for m in module.modules() if is_norm(m) for p in m.parameters(recurse=False)}
+    return {p for m in module.modules() if is_norm_or_gain(m) for p in m.parameters(recurse=False)}
 
 
 def _materialise(module: nn.Module, prefix: str, config: GPTConfig, device: torch.device, seed: int) -> None:

@@ -31,7 +31,7 @@ from torch.distributed.tensor.parallel import (
 from lit_stable.model.attention_dropout import dropout_groups
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import Block
-from lit_stable.model.norm import is_norm
+from lit_stable.model.norm import is_norm_or_gain
 
 
 def tensor_parallel_problems(config: GPTConfig, ranks: int) -> list[str]:
@@ -72,7 +72,7 @@ def split_block(block: Block, mesh: DeviceMesh) -> None:
         "mlp.down": RowwiseParallel(),
     }
     _split(block, mesh, plan)
-    for norm in filter(is_norm, block.mlp.modules()):
+    for norm in filter(is_norm_or_gain, block.mlp.modules()):
         before = PrepareModuleInput(input_layouts=Shard(-1), desired_input_layouts=Replicate(), use_local_output=True)
         after = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(-1))
         for style in (before, after):
@@ -81,7 +81,7 @@ def split_block(block: Block, mesh: DeviceMesh) -> None:
     for module in block.attention.modules():
         if hasattr(module, "first_head"):
             module.first_head = first_head  # type: ignore[assignment]  # an int; torch expects modules here
-    for norm in filter(is_norm, block.attention.modules()):
+    for norm in filter(is_norm_or_gain, block.attention.modules()):
         for parameter in norm.parameters(recurse=False):
             # Its gradient is over this rank's heads alone. Times the number of ranks, the mean over all ranks, which
             # is what whole parameters get, is the sum over these.
@@ -112,6 +112,6 @@ def _split(module: nn.Module, mesh: DeviceMesh, plan: dict[str, ParallelStyle], 
     # The root is named "" as well, and has no parameters of its own.
     parts = {name: part for name, part in module.named_modules() if name.split(".")[0] != skip}
     for name, part in parts.items():
-        if name not in plan and not is_norm(part) and list(part.parameters(recurse=False)):
+        if name not in plan and not is_norm_or_gain(part) and list(part.parameters(recurse=False)):
             raise NotImplementedError(f"{name} ({type(part).__name__}): has parameters and no place in the plan.")
     parallelize_module(module, mesh, {name: style for name, style in plan.items() if name in parts})

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from lit_stable.model.norm import NORM_TYPES
+from lit_stable.model.norm import NORMS_AND_GAINS
 from lit_stable.optim.options import PatternOptions
 
 # Strongest first: a weight shared by an embedding and a Linear (a tied head) is an embedding.
@@ -167,7 +167,7 @@ def _roles(module: nn.Module, decay_norms: bool) -> dict[nn.Parameter, str]:
 
 
 def _role(owner: nn.Module, name: str, parameter: nn.Parameter, decay_norms: bool) -> str:
-    if isinstance(owner, NORM_TYPES):
+    if isinstance(owner, NORMS_AND_GAINS):
         return "norms" if name == "weight" or not decay_norms else "norm_biases"
     if isinstance(owner, nn.Embedding):
         return "embeddings"

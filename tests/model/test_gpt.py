@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
 from lit_stable.model.init import initialise
-from lit_stable.model.norm import is_norm
+from lit_stable.model.norm import is_norm_or_gain
 
 TINY = GPTConfig(vocab_size=50, n_layer=2, n_head=4, d_model=32, max_length=12)
 
@@ -332,7 +332,7 @@ def test_sharding_wrapper_in_bf16_leaves_norms_phases_and_fp32_head_alone():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
-        for norm in filter(is_norm, gpt.modules()):
+        for norm in filter(is_norm_or_gain, gpt.modules()):
             fully_shard(norm, mesh=mesh, mp_policy=fp32)
         fully_shard([gpt.wte, gpt.head], mesh=mesh, mp_policy=fp32)
         for block in gpt.blocks:

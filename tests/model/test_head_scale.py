@@ -8,7 +8,7 @@ from torch import nn
 
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.head_scale import HeadScale
-from lit_stable.model.norm import is_norm
+from lit_stable.model.norm import is_norm_or_gain
 
 
 @pytest.mark.parametrize("gain", ["one", "zero_centred"])
@@ -24,5 +24,5 @@ def test_each_head_is_multiplied_by_its_factor_in_fp32(gain):
 
 
 def test_it_counts_as_a_gain():
-    assert is_norm(HeadScale(GPTConfig()))
-    assert not is_norm(nn.Identity())
+    assert is_norm_or_gain(HeadScale(GPTConfig()))
+    assert not is_norm_or_gain(nn.Identity())

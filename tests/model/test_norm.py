@@ -7,8 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lit_stable.callbacks.module_patterns import import_types, norm_parameter_names
 from lit_stable.model.config import GPTConfig
-from lit_stable.model.norm import LayerNorm, RMSNorm, build_norm, is_norm, sublayer_norms
+from lit_stable.model.gpt import GPT
+from lit_stable.model.norm import LayerNorm, RMSNorm, build_norm, is_norm_or_gain, sublayer_norms
+from lit_stable.model.sharding import norm_parameters
 
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
@@ -71,11 +74,24 @@ def test_zero_centred_gains_in_bf16_hold_steps_that_gains_of_one_lose():
 def test_norms_of_a_sublayer_by_position(place, attention, mlp):
     for sublayer, expected in (("attention", attention), ("mlp", mlp)):
         before, after = sublayer_norms(GPTConfig(norm_position=place), sublayer)
-        found = [name for name, norm in (("before", before), ("after", after)) if is_norm(norm)]
+        found = [name for name, norm in (("before", before), ("after", after)) if is_norm_or_gain(norm)]
         assert " ".join(found) == expected
 
 
 def test_norms_are_known_by_type():
     norms = [LayerNorm(4), RMSNorm(4), nn.LayerNorm(4), nn.RMSNorm(4)]
-    assert all(map(is_norm, norms))
-    assert not any(map(is_norm, [nn.Linear(4, 4), nn.Embedding(4, 4), nn.Identity()]))
+    assert all(map(is_norm_or_gain, norms))
+    assert not any(map(is_norm_or_gain, [nn.Linear(4, 4), nn.Embedding(4, 4), nn.Identity()]))
+
+
+def test_for_callbacks_gains_that_normalise_nothing_are_no_norms():
+    """Freezing, and what `WeightMonitor` calls a gain, go by `module_patterns.is_norm`: no other difference."""
+    gpt = GPT(
+        GPTConfig(n_layer=1, n_head=2, d_model=8, vocab_size=8, max_length=4, norm_position="normformer", qk_norm="l2")
+    )
+    kept = {name for name, p in gpt.named_parameters() if p in norm_parameters(gpt)}
+    gains = {n for n in kept if "scale" in n}
+    assert gains == {"blocks.0.attention.head_scale.weight", "blocks.0.attention.qk_scale.scale"}
+    assert norm_parameter_names(gpt) == kept - gains
+    assert norm_parameter_names(gpt, import_types(["lit_stable.model.norm.Gain"])) == kept
+    assert all(parameter.ndim == 1 for name, parameter in gpt.named_parameters() if name in gains)  # never in 8 bit

@@ -13,7 +13,7 @@ from lit_stable.model.attention_context import AttentionContext
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.gpt import GPT
 from lit_stable.model.init import initialise
-from lit_stable.model.norm import is_norm
+from lit_stable.model.norm import is_norm_or_gain
 from lit_stable.model.qk_norm import CosineScale, L2Norm, build_qk_norms
 
 
@@ -66,7 +66,7 @@ def test_fixed_scale_is_no_parameter():
 
 
 def test_the_scale_is_kept_whole_and_in_fp32_as_norms_are():
-    assert is_norm(CosineScale(GPTConfig(qk_norm="l2")))
+    assert is_norm_or_gain(CosineScale(GPTConfig(qk_norm="l2")))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.documents import document_ids
 from lit_stable.model.gpt import GPT
-from lit_stable.model.norm import is_norm
+from lit_stable.model.norm import is_norm_or_gain
 from lit_stable.model.sharding import build_gpt
 from lit_stable.model.tensor_parallel import split_block, split_ends, tensor_parallel_problems
 
@@ -74,7 +74,7 @@ def build(mesh: DeviceMesh | None, **changes) -> GPT:
 @pytest.mark.parametrize("changes", [{}, {"mlp": "swiglu", "position": "rope"}, {"tied": False, "head_fp32": True}])
 def test_every_matrix_is_split_as_planned_and_norms_are_whole(mesh, changes):
     gpt = build(mesh, **changes)
-    norms = {p for m in gpt.modules() if is_norm(m) for p in m.parameters(recurse=False)}
+    norms = {p for m in gpt.modules() if is_norm_or_gain(m) for p in m.parameters(recurse=False)}
     found = {n: p.placements[0] for n, p in gpt.named_parameters() if isinstance(p, DTensor)}
     expected = {}
     for name, parameter in gpt.named_parameters():

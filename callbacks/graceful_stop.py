@@ -1,4 +1,4 @@
-"""Stop on Ctrl-C or SIGTERM at a step boundary, with one checkpoint, on all ranks together."""
+"""Stop on Ctrl-C, SIGTERM or a scheduler's notice at a step boundary, with one checkpoint, on all ranks together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .base import StabilityCallback, rank_zero_info
+from .base import MisconfigurationException, StabilityCallback, rank_zero_info, refuse_all
 from .early_end import EarlyEnd, save_now
 from .host_agreement import HostAgreement
 from .private_names import (
     after_batch_end,
     after_signal_registration,
     forget_batch_end,
+    requeue_signal,
     restore_signal_registration,
     restore_sigterm_broadcast,
     silence_sigterm_broadcast,
@@ -23,6 +24,9 @@ from .recovery_exit import Rewind
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
+
+#: What schedulers give notice by. Others tell a process of a fault of its own, of its children or of its terminal.
+_NOTICES = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGALRM", "SIGURG")
 
 
 class GracefulStop(StabilityCallback):
@@ -41,21 +45,35 @@ class GracefulStop(StabilityCallback):
     exit with ``128 + signal`` (130 or 143), so that a launcher does not take the run as finished: ``signal`` says which
     one it was.
 
+    **Notice before a time limit.** A scheduler that is asked to sends a signal some time before it ends a job, as Slurm
+    does with ``--signal=USR1@300``. Unless somebody heeds it, such a signal ends the process, without a checkpoint:
+    name it in ``also``, and it stops the run as SIGTERM does (exit code 138 for SIGUSR1). Under Slurm Lightning itself
+    requeues the job on SIGUSR1, from within the step; to name that signal here is refused, unless the trainer's plugin
+    ``SLURMEnvironment(auto_requeue=False)`` leaves it to this callback.
+
     Args:
         dirpath: Folder of the checkpoint when no callback offers to write it; ``None``: the trainer's root folder.
+        also: Names of further signals that stop the run as SIGTERM does, as ``SIGUSR1`` or ``USR1``.
 
     Attributes:
         signal: Number of the signal that stopped the run, or ``None``.
 
+    Raises:
+        MisconfigurationException: when ``also`` names a signal that is none, that no process can heed, that gives
+            notice of something else, or on which Lightning requeues the job.
+
     Example::
 
-        >>> Trainer(callbacks=[GracefulStop()], logger=False)  # doctest: +SKIP
+        >>> Trainer(callbacks=[GracefulStop(also=["SIGUSR1"])], logger=False)  # doctest: +SKIP
     """
 
     order: ClassVar[int] = 95
 
-    def __init__(self, dirpath: str | None = None) -> None:
+    def __init__(self, dirpath: str | None = None, also: list[str] | None = None) -> None:
         self.dirpath = dirpath
+        self.also = list(also or [])
+        refuse_all(f"`GracefulStop(also={self.also})`: {wrong}" for wrong in map(_wrong_with, self.also) if wrong)
+        self._heeded = dict.fromkeys((signal.SIGINT, signal.SIGTERM, *map(_signal, self.also)))
         self.signal: int | None = None
         self._received = self._left_over = 0
         self._interrupted = False
@@ -68,17 +86,27 @@ class GracefulStop(StabilityCallback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
+            self._refuse_requeueing(trainer)
             self._ranks.open(trainer)
             # Later than here, where Lightning's own would come on top; earlier than the data workers, which a launcher
             # or a terminal signals too, and which inherit what stands then.
             after_signal_registration(trainer, self._install)
+
+    def _refuse_requeueing(self, trainer: Trainer) -> None:
+        taken = requeue_signal(trainer)
+        if taken is not None and taken in map(_signal, self.also):
+            raise MisconfigurationException(
+                f"`GracefulStop(also={self.also})`: under Slurm Lightning requeues the job on"
+                f" {signal.Signals(taken).name}; give the trainer the plugin SLURMEnvironment(auto_requeue=False), or"
+                " leave it out here."
+            )
 
     def _install(self) -> None:
         self.signal, self._interrupted = None, False
         self._received, self._left_over = self._left_over, 0
         self._process = os.getpid()
         if threading.current_thread() is threading.main_thread():  # Python takes handlers nowhere else
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self._heeded:
                 self._previous[number] = signal.signal(number, self._on_signal)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -139,3 +167,22 @@ class GracefulStop(StabilityCallback):
         self._end.undo(trainer)
         restore_sigterm_broadcast(trainer)
         self._ranks.close()
+
+
+def _signal(name: str) -> int:
+    return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+
+
+def _wrong_with(name: str) -> str | None:
+    """Why a signal cannot stop a run, in words; ``None`` where it can."""
+    whole = name if name.startswith("SIG") else f"SIG{name}"
+    known = [one for one in _NOTICES if hasattr(signal, one)]
+    if whole in (*known, "SIGINT", "SIGTERM"):
+        return None
+    if whole not in signal.Signals.__members__:
+        why = "is no signal"
+    elif whole in ("SIGKILL", "SIGSTOP"):
+        why = "can be heeded by no process"
+    else:
+        why = "gives notice of something else than the end of a job"
+    return f"{name!r} {why}; name one of {', '.join(known)}."

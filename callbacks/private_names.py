@@ -235,6 +235,15 @@ def restore_signal_registration(trainer: Trainer) -> None:
     trainer._signal_connector.__dict__.pop("register_signal_handlers", None)
 
 
+def requeue_signal(trainer: Trainer) -> int | None:
+    """The signal on which Lightning saves in mid-step and has Slurm queue the job anew; ``None``: on none."""
+    environment = trainer._accelerator_connector.cluster_environment
+    if not getattr(environment, "auto_requeue", False):
+        return None
+    number = getattr(environment, "requeue_signal", None)
+    return None if number is None else int(number)
+
+
 def silence_sigterm_broadcast(trainer: Trainer) -> None:
     """Replace Lightning's SIGTERM check, which broadcasts a device tensor and reads it on the host per micro-batch.
 

@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lit_stable.callbacks import RunControl
+from lit_stable.callbacks import GracefulStop, RunControl
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.cadence import Every, parse_cadence
 from lit_stable.cli.features import FEATURES, nested_options
@@ -125,6 +125,7 @@ def _builders(config: Namespace) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "", lambda: Checkpoints(**config["checkpoints"].as_dict())
     yield "", lambda: _judge_validation(config["validate_every"])
     yield "", lambda: _judge_control(config["control"].as_dict())
+    yield "", lambda: GracefulStop(**config["graceful_stop"].as_dict())
     yield "", lambda: RunOptions(**config["run"].as_dict())
     for name, feature in FEATURES.items():
         options = config[f"stability.{name}"]

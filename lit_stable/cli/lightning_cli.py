@@ -13,7 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from lit_stable.callbacks import GracefulStop, KillFileExists, Progress, Recovery, fit_with_recovery
+from lit_stable.callbacks import KillFileExists, Progress, Recovery, fit_with_recovery
 from lit_stable.callbacks.checkpoint_contents import CheckpointError
 from lit_stable.callbacks.control_orders import STOPPED as ORDERED
 from lit_stable.callbacks.not_written import FULL, caused_by
@@ -52,7 +52,6 @@ class LitStableCLI(LightningCLI):
         fsdp1.register_strategies()
         fsdp2.register_strategies()
         self.command = command
-        self._stop = GracefulStop()
         self._recovery: Recovery | None = None
         self._begins = Beginning()
         chosen = system(system_asked_for(command.layers, command.typed))
@@ -177,7 +176,7 @@ class LitStableCLI(LightningCLI):
             self._session,
             *of_spine,
             self._get(self.config_init, "control"),
-            self._stop,
+            self._get(self.config_init, "graceful_stop"),
             self._report,
             self._get(self.config_init, "checkpoints"),
         ]
@@ -280,6 +279,6 @@ class LitStableCLI(LightningCLI):
     @property
     def exit_code(self) -> int:
         """0, 128 + the signal that stopped the run, or that it was stopped by an order."""
-        if self._stop.signal:
-            return _SIGNALLED + self._stop.signal
+        if signal := self._get(self.config_init, "graceful_stop").signal:
+            return _SIGNALLED + int(signal)
         return ORDERED if self._get(self.config_init, "control").stopped else 0

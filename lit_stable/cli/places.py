@@ -18,6 +18,7 @@ _OF_CLASS = {
         for option, nested in nested_options(feature).items()
     },
     "RunControl": "control",
+    "GracefulStop": "graceful_stop",
 }
 
 

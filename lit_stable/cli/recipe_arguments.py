@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_stable.callbacks import RunControl
+from lit_stable.callbacks import GracefulStop, RunControl
 from lit_stable.callbacks.cadence import Every
 from lit_stable.cli.features import add_feature_arguments
 from lit_stable.cli.published import Published
@@ -36,6 +36,7 @@ def add_recipe_arguments(parser: LightningArgumentParser, command: str) -> None:
     parser.add_class_arguments(Checkpoints, "checkpoints", instantiate=True)
     parser.add_class_arguments(Published, "published", instantiate=True)
     parser.add_class_arguments(RunControl, "control", instantiate=True, skip={"folder"})
+    parser.add_class_arguments(GracefulStop, "graceful_stop", instantiate=True, skip={"dirpath"})
     parser.add_class_arguments(MeshOptions, "mesh", instantiate=True)
     parser.add_class_arguments(LossScale, "loss_scale", instantiate=True)
     parser.add_class_arguments(SurgeryOptions, "surgery", instantiate=True)

@@ -20,6 +20,7 @@ _UNREMARKABLE = (
     "run.",
     "checkpoints.",
     "control.",
+    "graceful_stop.",
     "trainer.logger",
     "trainer.default_root_dir",
     "resume",

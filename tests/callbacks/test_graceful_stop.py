@@ -12,9 +12,11 @@ import torch
 from forked import Script
 from hosts import Manual, loader
 from lightning.pytorch.callbacks import Callback, Checkpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from tiny_fit import TinyData, TinyModule, Watch, assert_same_bits, quiet_trainer, snapshot, train_more
 
 from lit_stable.callbacks import AccumulationWindows, GracefulStop, Progress
+from lit_stable.callbacks.base import MisconfigurationException
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 either_signal = pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
@@ -247,6 +249,63 @@ def test_a_process_can_exit_with_128_plus_the_signal(number: int, tmp_path: Path
     (folder := tmp_path / "checkpoints").mkdir()
     Script(script, [str(folder), str(int(number))], dict(os.environ), tmp_path).said(code=128 + number)
     assert os.listdir(folder) == ["stopped-step=3.ckpt"]
+
+
+NOTICE = signal.SIGUSR1
+
+
+def test_a_signal_that_is_named_stops_as_sigterm_does_and_ends_nothing_afterwards(tmp_path: Path) -> None:
+    before = signal.getsignal(NOTICE)
+    trainer = quiet_trainer(stop := GracefulStop(also=["USR1"]), default_root_dir=tmp_path, max_steps=5)
+    trainer.fit(Signals({2: [NOTICE]}), TinyData())
+    assert (trainer.global_step, stop.signal, os.listdir(tmp_path)) == (3, NOTICE, ["stopped-step=3.ckpt"])
+    assert signal.getsignal(NOTICE) == before
+
+
+@pytest.mark.parametrize(("also", "code"), [(["SIGUSR1"], 138), ([], -NOTICE)], ids=["named", "not_named"])
+def test_a_process_that_gets_notice_exits_with_128_plus_the_signal_if_it_is_named(
+    also: list[str], code: int, tmp_path: Path
+) -> None:
+    (script := tmp_path / "stops.py").write_text(SCRIPT.replace("(sys.argv[1])", f"(sys.argv[1], also={also})"))
+    (folder := tmp_path / "checkpoints").mkdir()
+    Script(script, [str(folder), str(int(NOTICE))], dict(os.environ), tmp_path).said(code=code)
+    assert os.listdir(folder) == (["stopped-step=3.ckpt"] if also else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("SIGUSR9", "is no signal"),
+        ("", "is no signal"),
+        ("_SETMASK", "is no signal"),
+        ("KILL", "can be heeded by no process"),
+        ("SIGSTOP", "can be heeded by no process"),
+        ("SIGCHLD", "gives notice of something else than the end of a job"),
+    ],
+)
+def test_what_cannot_stop_a_run_is_refused(name: str, why: str) -> None:
+    sentence = rf"^`GracefulStop\(also=\['{name}'\]\)`: '{name}' {why}; name one of SIGUSR1, .*\.$"
+    with pytest.raises(MisconfigurationException, match=sentence):
+        GracefulStop(also=[name])
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name, value in {"NTASKS": "1", "NTASKS_PER_NODE": "1", "JOB_ID": "1", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    return SLURMEnvironment
+
+
+def test_where_lightning_requeues_on_the_signal_that_is_said(slurm: Any, tmp_path: Path) -> None:
+    for also in (["SIGUSR1"], ["USR1", "SIGHUP"]):
+        with pytest.raises(MisconfigurationException, match=r"requeues the job on SIGUSR1; give .*auto_requeue=False"):
+            quiet_trainer(GracefulStop(also=also), plugins=[slurm()]).fit(TinyModule(), TinyData())
+    own = slurm(requeue_signal=signal.SIGUSR2), slurm(auto_requeue=False)
+    for number, environment in enumerate(own, 1):
+        stop, folder = GracefulStop(also=["SIGUSR1"]), tmp_path / str(number)
+        trainer = quiet_trainer(stop, plugins=[environment], default_root_dir=folder)
+        trainer.fit(Signals({0: [NOTICE]}), TinyData())
+        assert (stop.signal, os.listdir(folder)) == (NOTICE, ["stopped-step=1.ckpt"])
 
 
 def test_a_run_whose_steps_lightning_does_not_count_stops_after_the_batch(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer, sample
 from torch.utils.data import DataLoader
@@ -152,6 +154,17 @@ def test_the_sigterm_broadcast_is_a_method_that_takes_nothing_and_is_called_on_m
     private_names.restore_sigterm_broadcast(trainer)
     assert loop._broadcast_sigterm_tensor.__func__ is method
     private_names.restore_sigterm_broadcast(trainer)  # nothing is there: nothing happens
+
+
+def test_the_signal_of_a_requeue_is_known_where_lightning_heeds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert private_names.requeue_signal(quiet_trainer()) is None
+    for name, value in {"NTASKS": "1", "NTASKS_PER_NODE": "1", "JOB_ID": "1", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    found = [
+        private_names.requeue_signal(quiet_trainer(plugins=[SLURMEnvironment(**options)]))
+        for options in ({}, {"requeue_signal": signal.SIGUSR2}, {"auto_requeue": False})
+    ]
+    assert found == [signal.SIGUSR1, signal.SIGUSR2, None]
 
 
 def test_the_sigterm_broadcast_can_be_watched_unless_it_is_silenced() -> None:

@@ -113,6 +113,11 @@ def test_trainer_options_that_would_fight_with_ours_are_refused_with_what_to_wri
             "run.name=xxxxxxxxxxxxxxxxxxxx...: has 300 bytes, and a folder's name at most",
         ),
         (["--control.kill_file", ""], "control.kill_file='': names no file; give its path, or null for none."),
+        (
+            ["--graceful_stop.also", "[KILL]"],
+            "`GracefulStop(also=['KILL'])`: 'KILL' can be heeded by no process; name one of SIGUSR1, SIGUSR2, SIGHUP,"
+            " SIGQUIT, SIGXCPU, SIGALRM, SIGURG.",
+        ),
         (["--control.kill_file", "."], "control.kill_file='.': names no file; give its path, or null for none."),
         (["--ckpt_path", ""], "ckpt_path='': names no checkpoint; give a file, a run folder or RUN@STEP."),
     ],

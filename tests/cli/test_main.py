@@ -359,10 +359,11 @@ def test_test_reads_every_window(fitted):
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_a_signal_ends_a_fit_with_one_checkpoint_and_a_code_and_resuming_goes_on(tmp_path, fitted, number, code):
     recipe = write_recipe(tmp_path, checkpoints__every_steps=10_000, checkpoints__first_step=None, validate_every=10**6)
-    process = start("fit", "--config", recipe, "--trainer.max_steps", "100000")
+    also = ["--graceful_stop.also", "[SIGUSR1]"]
+    process = start("fit", "--config", recipe, "--trainer.max_steps", "100000", *also)
     done = signal_at_line(process, number, "step 3/")
     assert done.code == code, done.out
     checkpoints = list((tmp_path / "runs" / "tiny" / "0001" / "checkpoints").iterdir())
@@ -376,6 +377,20 @@ def test_a_signal_ends_a_fit_with_one_checkpoint_and_a_code_and_resuming_goes_on
     assert list(found) == list(range(1, stopped + 3))
     unstopped = losses(fitted.run)
     assert all(loss == unstopped[step] for step, loss in found.items() if step in unstopped)
+
+
+def test_under_slurm_notice_is_for_the_recipe_where_its_plugin_leaves_it(tmp_path, monkeypatch):
+    for name, value in {"NTASKS": "1", "NTASKS_PER_NODE": "1", "JOB_ID": "1", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    path = "lightning.pytorch.plugins.environments.SLURMEnvironment"
+    plugins = [{"class_path": path, "init_args": {"auto_requeue": False}}]
+    recipe = write_recipe(tmp_path, graceful_stop={"also": ["SIGUSR1"]}, trainer__max_steps=1)
+    done = command("fit", "--config", recipe)
+    assert done.code == 2
+    assert "`GracefulStop(also=['SIGUSR1'])`: under Slurm Lightning requeues the job on SIGUSR1; give" in done.err
+    changes = {"graceful_stop": {"also": ["SIGUSR1"]}, "trainer__max_steps": 1, "trainer__plugins": plugins}
+    done = command("fit", "--config", write_recipe(tmp_path, **changes))
+    assert done.code == 0, done.err
 
 
 def test_a_checkpoint_carries_its_format_and_recipe(fitted):

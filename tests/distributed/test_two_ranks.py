@@ -24,6 +24,7 @@ NAMES = [
     "nan_on_one_rank_fsdp1",
     "norm_of_a_mix",
     "stop_on_one_ranks_signal",
+    "stop_on_one_ranks_notice",
     "damaged_shard",
     "compiled_blocks",
     "recomputed_blocks",
@@ -93,6 +94,11 @@ def test_the_norm_counts_plain_and_sharded_gradients_once(result: dict[str, Any]
 @of("stop_on_one_ranks_signal")
 def test_a_signal_on_one_rank_stops_both_at_one_step(result: dict[str, Any]) -> None:
     assert result == {"steps": [[3, 15], [3, 15]], "files": ["stopped-step=3.ckpt"]}
+
+
+@of("stop_on_one_ranks_notice")
+def test_a_notice_on_one_rank_stops_both_likewise(result: dict[str, Any]) -> None:
+    assert result == {"steps": [[3, 10], [3, 10]], "files": ["stopped-step=3.ckpt"]}
 
 
 @of("damaged_shard")

@@ -28,6 +28,7 @@ NAMES = [
     "nan_on_one_rank",
     "norm_of_a_mix",
     "stop_on_one_ranks_signal",
+    "stop_on_one_ranks_notice",
     "damaged_shard",
     "compiled_blocks",  # these two last: they take longest, and what came before counts even if time runs out
     "compiled_fsdp1",
@@ -58,6 +59,11 @@ def test_a_checkpoint_of_two_gpus_goes_on_with_one(result: dict[str, Any]) -> No
 @of("stop_on_one_ranks_signal")
 def test_a_signal_on_one_rank_stops_both_at_one_step(result: dict[str, Any]) -> None:
     assert result == {"steps": [[3, 15], [3, 15]], "files": ["stopped-step=3.ckpt"]}
+
+
+@of("stop_on_one_ranks_notice")
+def test_a_notice_on_one_rank_stops_both_likewise(result: dict[str, Any]) -> None:
+    assert result == {"steps": [[3, 10], [3, 10]], "files": ["stopped-step=3.ckpt"]}
 
 
 @of("resume_ddp", "resume_fsdp2", "resume_fsdp2_bf16", "resume_fsdp2_full", "resume_fsdp")

@@ -223,14 +223,24 @@ def norm_of_a_mix() -> dict[str, Any]:
 @scenario
 def stop_on_one_ranks_signal() -> dict[str, Any]:
     """SIGTERM reaches rank 1 alone, in mid-window: both stop after the same step, with one checkpoint."""
+    return _stopped_by(signal.SIGTERM)
+
+
+@scenario
+def stop_on_one_ranks_notice() -> dict[str, Any]:
+    """So does a scheduler's notice."""
+    return _stopped_by(signal.SIGUSR1)
+
+
+def _stopped_by(number: signal.Signals) -> dict[str, Any]:
     folder = shared_folder()
 
     class Kill(Callback):
         def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
             if trainer.global_step == 2 and trainer.global_rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
 
-    stop = GracefulStop(str(folder))
+    stop = GracefulStop(str(folder), also=["SIGUSR1"])
     run = fit2("fsdp2", steps=50, callbacks=(Kill(), stop), validates=False)
     steps: list[Any] = [None, None]
     dist.all_gather_object(steps, (run.trainer.global_step, stop.signal))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lit_stable.run.branch import (
+    _THE_SAME_RUN,
     Parent,
     changes,
     is_another_run,
@@ -127,3 +129,10 @@ def test_a_checkpoint_that_lies_in_no_run_folder_is_named_itself(tmp_path):
     write_parent(tmp_path, tmp_path / "x.ckpt", 3, [])
     assert read_parent(tmp_path) == Parent("x.ckpt", 3, [])
     assert read_parent(Path("nowhere")) is None
+
+
+def test_the_docs_list_what_may_change_while_a_run_stays_the_same_one():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
+    told = page.split("only while nothing but these has changed:")[1].split("`lit-stable runs DIR`")[0]
+    keys = re.findall(r"`([a-z_.*]+)`", told)
+    assert sorted(keys) == sorted(f"{key}*" if key.endswith("_") else key.rstrip(".") for key in _THE_SAME_RUN)

@@ -43,6 +43,8 @@ def retention(
 ) -> str:
     """A line: the most checkpoints that lie in the run's folder at its end, by why they stay, and their bytes.
 
+    Apart from them, what rewinds leave behind: those of a branch that is left stay, and no count of theirs is kept.
+
     Args:
         checkpoints: When to save and what to keep.
         schedule: Has the end of the warm-up.
@@ -61,7 +63,19 @@ def retention(
     mirrored = "" if checkpoints.mirror is None else f"; all of them in {checkpoints.mirror}"
     return (
         f"checkpoints kept: at most {total} ({parts}), {human_bytes(size)} each, {human_bytes(total * size)}"
-        f" together{mirrored}"
+        f" together{mirrored}{_left_behind(features, total - 1, size)}"
+    )
+
+
+def _left_behind(features: Collection[Any], most: int, size: float) -> str:
+    """By rewinds, of which each leaves what stood behind its target: ``most`` at a time."""
+    rungs = [rung for one in features if isinstance(one, Recovery) and one.acts for rung in one.rungs]
+    times = sum(rung.limit for rung in rungs if rung.do == "rewind")
+    if not times or not most:
+        return ""
+    return (
+        f"; up to {times:.0f} rewinds leave up to {most} more each, as NAME.branch-N, "
+        f"{human_bytes(times * most * size)} together"
     )
 
 

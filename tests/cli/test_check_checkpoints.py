@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tiny_recipe import command, write_recipe
 
 
@@ -20,6 +21,26 @@ def test_those_that_the_ladder_may_go_back_to_count(tmp_path: Path) -> None:
         recipe = write_recipe(tmp_path, stability__recovery={"rungs": rungs, "keep": 4}, checkpoints={"keep_last": 3})
         page = command("check", "--config", recipe).out
         assert f"({part}), " in next(line for line in page.splitlines() if "checkpoints kept" in line)
+
+
+def test_what_rewinds_leave_behind_is_told(tmp_path: Path) -> None:
+    ladder = [{"do": "rewind", "max_times": 2}, {"do": "rewind", "to": 500, "max_times": 3}, {"do": "stop"}]
+    for rungs, more, part in (
+        (ladder, {}, "; up to 5 rewinds leave up to 5 more each, as NAME.branch-N, "),
+        (ladder, {"action": "log"}, None),
+        (ladder[2:], {}, None),
+    ):
+        recipe = write_recipe(tmp_path, stability__recovery={"rungs": rungs, "keep": 3, **more})
+        page = (done := command("check", "--config", recipe)).out
+        assert done.code == 0, done.err
+        (line,) = [line for line in page.splitlines() if "checkpoints kept" in line]
+        assert (part or "together") in line
+        assert ("branch" in line) is (part is not None)
+    size, unit = line.split("), ")[1].split(",")[0].split()[:2]
+    told = command("check", "--config", write_recipe(tmp_path, stability__recovery={"rungs": ladder, "keep": 3})).out
+    number, other = told.split("NAME.branch-N, ")[1].split()[:2]
+    scale = {"KiB": 2**10, "MiB": 2**20}
+    assert float(number) * scale[other] == pytest.approx(25 * float(size) * scale[unit], rel=0.02)
 
 
 def test_how_often_the_run_validates_and_saves_is_told_with_how_many_times(tmp_path: Path) -> None:

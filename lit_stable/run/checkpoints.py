@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -16,18 +13,15 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_stable.callbacks import Progress, SafeCheckpoints
 from lit_stable.callbacks.argument_types import judges_arguments
-from lit_stable.callbacks.base import MisconfigurationException, rank_zero_warn, refuse_all
+from lit_stable.callbacks.base import MisconfigurationException, refuse_all
 from lit_stable.callbacks.cadence import Every, parse_cadence
 from lit_stable.callbacks.checkpoint_files import remove, size_on_disk
-from lit_stable.callbacks.whole_file import write_whole
+from lit_stable.run.checkpoint_notes import CheckpointNotes
 from lit_stable.run.console import human_bytes, say
 from lit_stable.run.folder import CHECKPOINTS, checkpoint_path, checkpoint_step, checkpoints
 from lit_stable.run.milestones import Milestone, milestones
 from lit_stable.run.mirror import Mirror, mirror_of
 from lit_stable.validation_losses import TOTAL
-
-_BEST, _MILESTONES = "best.json", "milestones.json"
-T = TypeVar("T")
 
 
 @judges_arguments(MisconfigurationException, "checkpoints")
@@ -97,7 +91,7 @@ class Checkpoints(Checkpoint):
         self._began = self._seen = 0  # optimizer steps when the fit began, and when there was last one more
         self._ahead: list[Milestone] = []
         self._kept: dict[int, str] = {}  # milestones that were saved, by step
-        self._unread: list[Path] = []  # files of ours that said what to keep and cannot be read
+        self._notes: CheckpointNotes | None = None
         self._mirror: Mirror | None = None
         self._saver: SafeCheckpoints | None = None
         self._saving: Path | None = None  # not told of yet: it may be written in the background
@@ -106,7 +100,8 @@ class Checkpoints(Checkpoint):
         self._began = self._seen = Progress.of(trainer).steps
         self._saver = next((c for c in trainer.callbacks if isinstance(c, SafeCheckpoints)), None)  # type: ignore[attr-defined]
         self._saving = None
-        self._unread = []
+        assert self.folder is not None
+        self._notes = CheckpointNotes(self.folder / CHECKPOINTS)
         self._read_best(trainer)
         if self.milestones:
             self._ahead = milestones(getattr(pl_module, "schedule", None), trainer.callbacks)  # type: ignore[attr-defined]
@@ -115,8 +110,9 @@ class Checkpoints(Checkpoint):
 
     def _begin_on_disk(self) -> None:
         assert self.folder is not None
-        self._kept = self._read_json(_MILESTONES, lambda found: {int(k): str(v) for k, v in found.items()}) or {}
-        self._spare()
+        assert self._notes is not None
+        there = (checkpoint_step(path) or 0 for path in checkpoints(self.folder))
+        self._kept = self._notes.spare(self._notes.read_milestones(), there)
         self._mirror = mirror_of(self.mirror, self.folder, self.folder / CHECKPOINTS)
         if self._mirror is not None:
             for path in checkpoints(self.folder):
@@ -161,7 +157,8 @@ class Checkpoints(Checkpoint):
             return
         self._kept[Progress.of(trainer).steps] = label
         if trainer.is_global_zero:  # before the save: one that was saved and not noted would be deleted
-            self._write_json(_MILESTONES, self._kept)
+            assert self._notes is not None
+            self._notes.write_milestones(self._kept)
         self.save_now(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -253,62 +250,22 @@ class Checkpoints(Checkpoint):
         found = checkpoints(self.folder) if self.folder is not None else []
         return next((p for p in found if checkpoint_step(p) == self.best_step), None)
 
-    # Which one is best stands beside the checkpoints, not inside: one is often written just before it is validated.
-
     def _note_best(self, trainer: Trainer) -> None:
         """Write down which is best once it is on disk; a kill before that leaves the older best, and its name."""
         assert self.folder is not None
+        assert self._notes is not None
         if not trainer.is_global_zero:
             return
         if self.best_step is None or self._noted == (best := (self.best_step, self.best_loss)):
             return
         if not self.keep_best or checkpoint_path(self.folder, self.best_step).exists():
             self._noted = best
-            self._write_json(_BEST, dict(zip(("step", "loss"), best, strict=True)))
-
-    def _write_json(self, name: str, content: Any) -> None:
-        assert self.folder is not None
-        path = self.folder / CHECKPOINTS / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(content))
-
-    def _read_json(self, name: str, read: Callable[[Any], T]) -> T | None:
-        """What a file of ours says; ``None`` where there is none, or none that can be read: then nothing is deleted."""
-        assert self.folder is not None
-        path = self.folder / CHECKPOINTS / name
-        if not path.exists():
-            return None
-        try:
-            return read(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            self._unread.append(path)
-            rank_zero_warn(
-                f"{path}: cannot be read ({' '.join(str(error).split())}) and says which checkpoints to keep, so all"
-                " that there are stay; delete those that you do not need, by hand."
-            )
-            return None
-
-    def _spare(self) -> None:
-        """Keep for ever, later sessions too, what a file that cannot be read may have kept."""
-        assert self.folder is not None
-        if not self._unread:
-            return
-        for path in filter(Path.is_file, self._unread):  # somebody may make it out
-            shutil.copyfile(path, path.with_name(f"{path.name}.unreadable"))
-        reason = f"{' and '.join(path.name for path in self._unread)} could not be read"
-        for path in checkpoints(self.folder):
-            self._kept.setdefault(checkpoint_step(path) or 0, reason)
-        self._write_json(_MILESTONES, self._kept)
-        for path in self._unread:
-            if path.name != _MILESTONES and path.is_file():
-                path.unlink()
+            self._notes.write_best(*best)
 
     def _read_best(self, trainer: Trainer) -> None:
-        assert self.folder is not None
+        assert self._notes is not None
         self.best_loss, self.best_step, self._noted = math.inf, None, None
-        reads = trainer.is_global_zero
-        best = self._read_json(_BEST, lambda found: (int(found["step"]), float(found["loss"]))) if reads else None
-        best = trainer.strategy.broadcast(best)
+        best = trainer.strategy.broadcast(self._notes.read_best() if trainer.is_global_zero else None)
         # What is still to come will be measured again, and may come out otherwise after a rewind.
         if best is not None and best[0] <= Progress.of(trainer).steps:
             self._noted = self.best_step, self.best_loss = best

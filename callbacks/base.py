@@ -43,7 +43,6 @@ __all__ = [
     "rank_zero_warn",
     "refuse_all",
     "refuse_manual_optimization",
-    "was_logging_step",
 ]
 
 _Callback = TypeVar("_Callback", bound="StabilityCallback")
@@ -164,14 +163,12 @@ def find_or_install(trainer: Trainer, cls: type[_Callback]) -> _Callback:
 
 
 def is_logging_step(trainer: Trainer) -> bool:
-    """Whether what is logged in the optimizer step now under way reaches the loggers: by Lightning's own count."""
+    """Whether what is logged in the optimizer step now under way reaches the loggers: by Lightning's own count.
+
+    The same in `on_train_batch_end` of the step, whose batch is not counted yet.
+    """
     every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
     return every > 0 and (batches_that_stepped(trainer) + 1) % every == 0
-
-
-def was_logging_step(trainer: Trainer) -> bool:
-    """The same of the step that has just been taken, as `on_train_batch_end` finds it: its batch is not counted yet."""
-    return is_logging_step(trainer)
 
 
 def log_number(module: LightningModule, name: str, value: float | Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .base import StabilityCallback
 from .late_reads import LateReads
-from .private_names import divert_step_metrics, logged_step, restore_step_metrics
+from .private_names import batches_that_stepped, divert_step_metrics, restore_step_metrics
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -58,7 +58,7 @@ class DeferredLogging(StabilityCallback):
         step = given.pop("step", None)
         if step is None:
             given.setdefault("epoch", trainer.current_epoch)
-        log_late(trainer, given, logged_step(trainer) if step is None else int(step))
+        log_late(trainer, given, batches_that_stepped(trainer) if step is None else int(step))
 
 
 def log_late(trainer: Trainer, metrics: Mapping[str, Tensor | float], step: int) -> None:

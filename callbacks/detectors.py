@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, log_number, refuse_manual_optimization, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, refuse_manual_optimization
 from .detector import Detector
 from .event_ring import EventRing
 from .events import Events, emit
@@ -158,7 +158,7 @@ class Detectors(StabilityCallback):
         if step == self._last_step:  # within a window
             return
         self._last_step = step
-        if was_logging_step(trainer):
+        if is_logging_step(trainer):
             self._send_logged(trainer, step)
             log_number(pl_module, "stability/events", self._count)
         self._logged.end_step(trainer)

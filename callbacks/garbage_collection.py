@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from .base import MisconfigurationException, StabilityCallback, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, is_logging_step
 from .progress import Progress
 from .rank_gather import gather_ranks
 from .scalars import Scalars
@@ -73,7 +73,7 @@ class GarbageCollection(StabilityCallback):
         self._seen = step
         if step % self.every_steps == 0:
             self._collect()
-        if self._seconds is not None and was_logging_step(trainer):
+        if self._seconds is not None and is_logging_step(trainer):
             device = trainer.strategy.root_device
             seconds = gather_ranks(torch.tensor([self._seconds], dtype=torch.float64, device=device)).amax(0)
             Scalars.of(trainer).add(["stability/gc_seconds"], seconds)

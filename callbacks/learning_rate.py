@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from .base import MisconfigurationException, StabilityCallback, find_or_install, log_number, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, find_or_install, is_logging_step, log_number
 from .progress import Mark, Progress
 from .step_hooks import refuse_engine, require_step_hooks
 
@@ -188,7 +188,7 @@ class EffectiveLR(StabilityCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._in_batch = False
-        if not (self.used and was_logging_step(trainer)):
+        if not (self.used and is_logging_step(trainer)):
             return
         lr, own = self.used["lr"][0], self.own["lr"][0]
         log_number(pl_module, "stability/lr", lr)

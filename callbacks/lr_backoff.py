@@ -6,7 +6,7 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import StabilityCallback, log_number, rank_zero_warn, refuse_all, was_logging_step
+from .base import StabilityCallback, is_logging_step, log_number, rank_zero_warn, refuse_all
 from .event_ring import LAG
 from .events import Event, Events
 from .learning_rate import EffectiveLR
@@ -101,7 +101,7 @@ class LRBackoff(StabilityCallback):
         self._events = [event for event in self._events if event.step + lag > steps]
         if due:
             self._cut(steps, due[0])
-        if was_logging_step(trainer):
+        if is_logging_step(trainer):
             log_number(pl_module, "stability/backoff_factor", self.rate_factor)
 
     def _cut(self, step: int, event: Event) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import MisconfigurationException, StabilityCallback, log_number, rank_zero_info, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, rank_zero_info
 from .configured import Configured, settle
 from .dropout_rate import DropoutRate
 from .events import Event, Events, emit
@@ -226,7 +226,7 @@ class LROverride(StabilityCallback):
         effective, mark = EffectiveLR.of(trainer), Progress.of(trainer).start
         if not effective.used:  # no step in this batch
             return
-        if was_logging_step(trainer):
+        if is_logging_step(trainer):
             # Of several optimizers one may wait.
             log_number(pl_module, "stability/override_lr", self._asked[min(self._asked)])
         if self.is_active(mark) and not self._announced:

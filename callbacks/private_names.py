@@ -31,9 +31,10 @@ def window_is_open(trainer: Trainer) -> bool:
 
 
 def batches_that_stepped(trainer: Trainer) -> int:
-    """The loggers' step counter: batches, of those before this one, that ended with an optimizer step.
+    """The loggers' step counter, their x axis: batches, of those before this one, that ended with an optimizer step.
 
-    Not ``global_step``, which counts each of several optimizers, and is one ahead or behind after some resumes.
+    A batch is counted behind its ``on_train_batch_end``, so that the number is the same in all hooks of a step. Not
+    ``global_step``, which counts each of several optimizers, and is one ahead or behind after some resumes.
     """
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
@@ -97,11 +98,6 @@ def replay_window(trainer: Trainer, batches: int) -> None:
     loop.reset_restart_stage()
     loop.val_loop.reset_restart_stage()
     loop._batches_that_stepped -= 1
-
-
-def logged_step(trainer: Trainer) -> int:
-    """The step that Lightning gives to a row of metrics for which the LightningModule logs no ``step`` of its own."""
-    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def validate_by_clock(trainer: Trainer) -> None:

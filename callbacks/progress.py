@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import begun_fit
-from .base import StabilityCallback, find_or_install, was_logging_step
+from .base import StabilityCallback, find_or_install, is_logging_step
 from .batch_tensors import samples_and_tokens
 from .foreign_checkpoint import UncountedRun
 from .host_agreement import HostAgreement
@@ -255,7 +255,7 @@ class Progress(StabilityCallback):
             self._commit(skipped=True)  # Lightning counts the step as well
         self._skipped.end_step()
         # After the step, so that one that was skipped is counted in its own row.
-        if self._window.batches or not was_logging_step(trainer):
+        if self._window.batches or not is_logging_step(trainer):
             return
         for name, value in (("samples", self._samples), ("tokens", self.tokens), ("skipped", self._skipped.count)):
             pl_module.log(f"progress/{name}", torch.as_tensor(value, dtype=torch.float64))

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .attention_watch import AttentionWatch
-from .base import MisconfigurationException, StabilityCallback, refuse_all, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_all
 from .forward_replay import ForwardReplay
 from .module_patterns import unwrapped
 from .moved_parameters import Moved, all_moved, moved_by
@@ -164,7 +164,7 @@ class QKClip(StabilityCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._factors = {}  # a gradient scaler, or the module, may have withheld the step
-        if self._has_stepped and self._largest is not None and was_logging_step(trainer):
+        if self._has_stepped and self._largest is not None and is_logging_step(trainer):
             pl_module.log("stability/qk_logit_max", self._largest)
             count = self._clipped if self.action == "act" else self._clipped + self._only_logged
             pl_module.log("stability/qk_clipped_heads", torch.as_tensor(count, dtype=torch.float32))

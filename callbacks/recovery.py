@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from .base import StabilityCallback, log_number, was_logging_step
+from .base import StabilityCallback, is_logging_step, log_number
 from .checkpoint_health import KEPT, health, largest_activation
 from .event_ring import LAG
 from .logged_now import LoggedNow
@@ -210,7 +210,7 @@ class Recovery(StabilityCallback):
             return
         self._steps = progress.steps
         self._remedies.history.note(progress.steps, progress.start.samples, progress.samples - progress.start.samples)
-        if was_logging_step(trainer):
+        if is_logging_step(trainer):
             self._log(trainer, pl_module)
         self._logged.end_step(trainer)
         self._pass_window(trainer)

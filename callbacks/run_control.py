@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .base import (
     MisconfigurationException,
     StabilityCallback,
+    is_logging_step,
     log_number,
     rank_zero_info,
     rank_zero_warn,
-    was_logging_step,
 )
 from .control_orders import Done, Order, now, read_ledger, waiting, write_ledger
 from .early_end import EarlyEnd, save_now
@@ -155,7 +155,7 @@ class RunControl(StabilityCallback):
         self._is_within_hooks = any(step == self._steps for step, _ in self._changes.values())
         if self._is_within_hooks:  # in the run that is repeated, as it was in the first
             after_batch_end(trainer, self._leave_hooks)
-        if self._changes and was_logging_step(trainer):
+        if self._changes and is_logging_step(trainer):
             log_number(pl_module, "stability/control_lr_factor", self.factor(before))
         if self.is_replay or self._steps % self.every_steps:
             return

@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import StabilityCallback, find_or_install
 from .deferred_logging import log_late
 from .late_reads import LateReads
-from .private_names import logged_step, window_is_open
+from .private_names import batches_that_stepped, window_is_open
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -72,7 +72,7 @@ class Scalars(StabilityCallback):
         self._names, self._values = [], []
         self.of_this_step.update(measured)
         step = trainer.callback_metrics.get("step")  # where a module logs one, Lightning takes it for the x axis
-        log_late(trainer, measured, logged_step(trainer) if step is None else int(step))
+        log_late(trainer, measured, batches_that_stepped(trainer) if step is None else int(step))
         trainer.callback_metrics.update(measured)
         trainer.logged_metrics.update(measured)
 

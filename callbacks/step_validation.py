@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .base import MisconfigurationException, StabilityCallback, rank_zero_warn
 from .cadence import Cadence, Every, parse_cadence
-from .private_names import forget_validation_first, logged_step, validate_first, window_is_open
+from .private_names import batches_that_stepped, forget_validation_first, validate_first, window_is_open
 from .progress import Progress
 from .step_seed import StepSeed
 
@@ -109,7 +109,7 @@ class ValidateEverySteps(StabilityCallback):
         self._seen = progress.steps
         is_made = trainer.enable_validation and not trainer.fast_dev_run  # type: ignore[attr-defined]
         if is_made and self.every.is_due(progress.start, progress.mark):
-            self._owed = progress.steps, logged_step(trainer)
+            self._owed = progress.steps, batches_that_stepped(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.state.fn == "fit":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .adam_update import AdamUpdate, refuse_other_optimizers
-from .base import MisconfigurationException, StabilityCallback, was_logging_step
+from .base import MisconfigurationException, StabilityCallback, is_logging_step
 from .gradient_scaler import FOUND_INF
 from .optimizer_state import initialise_state
 from .private_optimizer_names import after_step_first
@@ -105,7 +105,7 @@ class UpdateClip(StabilityCallback):
         self._has_stepped = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if self._has_stepped and was_logging_step(trainer):
+        if self._has_stepped and is_logging_step(trainer):
             pl_module.log("stability/update_clip_frac", self._clipped / self._seen)
             pl_module.log("stability/update_clip_rms_max", self._largest)
             self._clipped, self._largest, self._seen = 0.0, 0.0, 0

@@ -186,7 +186,7 @@ def test_the_sigterm_broadcast_can_be_watched_unless_it_is_silenced() -> None:
 
 def test_the_row_of_a_step_has_the_number_of_steps_before_it() -> None:
     seen: list[int] = []
-    fit_watching("on_train_batch_end", lambda t, *rest: seen.append(private_names.logged_step(t)))
+    fit_watching("on_train_batch_end", lambda t, *rest: seen.append(private_names.batches_that_stepped(t)))
     assert seen == [0, 1, 2, 3]
 
 
@@ -243,7 +243,7 @@ def test_a_fit_can_begin_with_the_validation_of_the_step_before(tmp_path: Path) 
         private_names.validate_first(trainer, 1, lambda: setattr(trainer, "val_check_batch", 1))
 
     def note(trainer: Any, *rest: Any) -> None:
-        steps.append((trainer.global_step, private_names.logged_step(trainer)))
+        steps.append((trainer.global_step, private_names.batches_that_stepped(trainer)))
 
     steps: list[tuple[int, int]] = []
     options: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 2}

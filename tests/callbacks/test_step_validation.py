@@ -33,7 +33,7 @@ from lit_stable.callbacks import (
     StepSeed,
     ValidateEverySteps,
 )
-from lit_stable.callbacks.private_names import logged_step, window_is_open
+from lit_stable.callbacks.private_names import batches_that_stepped, window_is_open
 
 
 def validated_after(
@@ -74,7 +74,7 @@ class Measured(TinyModule):
     def validation_step(self, batch: Tensor, batch_idx: int, dataloader_idx: int = 0) -> None:
         loss = float(self.net(batch).square().mean())
         self.log("measured", loss)
-        where = self.trainer.global_step, logged_step(self.trainer), dataloader_idx
+        where = self.trainer.global_step, batches_that_stepped(self.trainer), dataloader_idx
         self.seen.append((*where, loss, float(batch.sum()), float(torch.rand(()))))
 
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from .base import MisconfigurationException
 from .forward_replay import ForwardReplay
-from .module_patterns import unwrapped
 from .monitor import Monitor
 from .parameter_places import layer_of_module
 from .rank_gather import gather_ranks
 from .scalars import Scalars
 from .shards import local
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from .attention_logits import AttentionCalls, ShowsQueriesKeys, largest_logits
-from .module_patterns import unwrapped
 from .shards import local
+from .wrapper_names import unwrapped
 
 
 class AttentionWatch:

@@ -18,7 +18,6 @@ from .black_box_row import DeviceRing, HostRow, as_record, texts
 from .events import Event, Events
 from .grad_norm import GradNorm
 from .learning_rate import EffectiveLR
-from .module_patterns import unwrapped
 from .parameter_places import layer_of
 from .plain_values import plain
 from .progress import Progress
@@ -26,6 +25,7 @@ from .sample_places import sample_places
 from .sample_text import find_tokenizer
 from .token_statistics import token_ids
 from .window_loss import WindowLoss
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

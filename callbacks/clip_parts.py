@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from .base import MisconfigurationException
 from .grad_norm import NormType
-from .module_patterns import select, unwrapped, with_ancestors
+from .module_patterns import select, with_ancestors
 from .parameter_places import layer_of_module
 from .shards import local
+from .wrapper_names import unwrapped
 
 #: What has a norm of its own; a list holds shell patterns for the names of modules that are one part each.
 Scope = Literal["global", "group", "layer", "tensor"] | list[str]

@@ -9,7 +9,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from .module_patterns import is_norm, own_parameters, select, unwrapped
+from .module_patterns import is_norm, own_parameters, select
+from .wrapper_names import unwrapped
 
 Bits = Literal[8, 32]
 

@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor
 from .base import MisconfigurationException
 from .bit_hash import bit_hash
 from .events import Event, Events, emit
-from .module_patterns import unwrapped
 from .monitor import Monitor
 from .private_fsdp_names import fsdp1_shards
 from .progress import Progress
 from .rank_gather import gather_ranks
 from .scalars import Scalars
 from .shards import fsdp1_model, local
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -9,12 +9,13 @@ from torch import nn
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, log_number, rank_zero_info
 from .events import Event, Events, emit
 from .freeze_rules import FreezeRule, Rule, check_rules
-from .module_patterns import import_types, norm_parameter_names, select, unwrapped
+from .module_patterns import import_types, norm_parameter_names, select
 from .optimizer_state import initialise_state, zero_state
 from .progress import Progress
 from .rounding import warn_of_rounding
 from .shards import has_flat_parameters, has_fsdp1
 from .step_hooks import refuse_engine
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

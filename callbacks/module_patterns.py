@@ -12,23 +12,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .base import MisconfigurationException
+from .wrapper_names import unwrapped
 
 Norms = Literal["only", "except", "with"]
 
-# Wrappers put these into module and parameter names: torch.compile, activation checkpointing, FSDP1.
-_WRAPPER_PARTS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 _NORM_ENDINGS = ("LayerNorm", "RMSNorm")
-
-
-def unwrapped(name: str) -> str:
-    """The name of a module or parameter as it was before anything was wrapped.
-
-    Example::
-
-        >>> unwrapped("net._orig_mod.0._checkpoint_wrapped_module.weight")
-        'net.0.weight'
-    """
-    return ".".join(part for part in name.split(".") if part not in _WRAPPER_PARTS)
 
 
 def is_norm(module: nn.Module, extra: tuple[type, ...] = ()) -> bool:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from .activation_monitor import first_tensor
 from .base import MisconfigurationException
 from .forward_replay import ForwardReplay
-from .module_patterns import unwrapped
 from .monitor import Monitor
 from .rank_gather import gather_ranks
 from .scalars import Scalars
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

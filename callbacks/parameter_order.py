@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .checkpoint_contents import CheckpointError
-from .module_patterns import unwrapped
+from .wrapper_names import unwrapped
 
 Groups = list[list[str]]  # by group of the optimizer, the names of its parameters in their order
 

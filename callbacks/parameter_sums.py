@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .module_patterns import unwrapped
 from .parameter_places import component_of, layer_of
 from .shards import OverShards, fsdp1_model, local, summed_piece
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from .attention_watch import AttentionWatch
 from .base import MisconfigurationException, StabilityCallback, is_logging_step, refuse_all
 from .forward_replay import ForwardReplay
-from .module_patterns import unwrapped
 from .moved_parameters import Moved, all_moved, moved_by
 from .private_optimizer_names import after_step_first
 from .progress import Progress
 from .qk_scaling import ScalesQueriesKeys, head_factors, normalises, rows_to_scale, scale_rows, split_factors
 from .shards import has_fsdp1
 from .step_hooks import require_step_hooks
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

@@ -13,13 +13,13 @@ from .bit_hash import bit_hash
 from .events import Event, Events, emit
 from .extra_forward import reshard, undisturbed_generators
 from .invariant_check import InvariantViolation
-from .module_patterns import unwrapped
 from .monitor import Monitor
 from .network_calls import NetworkCalls
 from .progress import Progress
 from .rank_gather import gather_ranks
 from .scalars import Scalars
 from .shards import fsdp1_model, local
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

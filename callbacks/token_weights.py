@@ -13,14 +13,12 @@ from torch.distributed.tensor import DTensor, Replicate
 from .base import MisconfigurationException
 from .batch_tensors import samples_and_tokens
 from .device_step import local_gradients
+from .ignored_label import IGNORED
 from .rank_mean import mean_over_ranks
 from .topology import data_parallel_size
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-#: The label that torch's cross entropy leaves out.
-IGNORED = -100
 
 
 class TokenWeights:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .module_patterns import import_types, norm_parameter_names, unwrapped
+from .module_patterns import import_types, norm_parameter_names
 from .monitor import Monitor
 from .parameter_sums import ParameterSums
 from .scalars import Scalars
+from .wrapper_names import unwrapped
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer

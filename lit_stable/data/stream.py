@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lit_stable.callbacks.ignored_label import IGNORED
 from lit_stable.callbacks.positions import Range
 from lit_stable.data.mask_repeats import MaskRepeats
 from lit_stable.data.mixture import Mixture
@@ -17,7 +18,6 @@ from lit_stable.data.order import Indices
 from lit_stable.data.store import TokenStore
 
 Batch = dict[str, Tensor]
-IGNORED = -100  # the label that torch's cross entropy leaves out
 
 
 def stream_positions(consumed: Indices, dropped: Sequence[Range]) -> Indices:

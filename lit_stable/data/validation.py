@@ -9,10 +9,11 @@ import numpy as np
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from lit_stable.callbacks.ignored_label import IGNORED
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.order import Indices
 from lit_stable.data.store import TokenStore
-from lit_stable.data.stream import IGNORED, Batch, make_batch
+from lit_stable.data.stream import Batch, make_batch
 from lit_stable.data.workers import make_loader
 
 

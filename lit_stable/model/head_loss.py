@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_stable.callbacks.ignored_label import IGNORED
 from lit_stable.model.linear import fp32_product
-from lit_stable.model.loss import IGNORED, position_losses
+from lit_stable.model.loss import position_losses
 
 WORD_MULTIPLE = 64
 """To a multiple of it words are padded: with 50257 all three products and the loss take 3 to 5 times as long."""

@@ -12,12 +12,11 @@ from typing import Literal
 import torch
 from torch import nn
 
+from lit_stable.callbacks.wrapper_names import unwrapped
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.init_options import named_std
 from lit_stable.model.qk_norm import initial_cosine_scale
 
-# Put into names by recomputation, compile and FSDP1.
-_WRAPPERS = re.compile(r"_checkpoint_wrapped_module\.|_orig_mod\.|_fsdp_wrapped_module\.")
 _RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight")
 
 
@@ -51,7 +50,7 @@ def law_of(name: str, shape: Sequence[int], config: GPTConfig) -> Law:
 
 def plain_name(name: str, config: GPTConfig) -> str:
     """The name that decides the draw: free of wrappers, and one for a tied matrix whichever module is filled first."""
-    name = _WRAPPERS.sub("", name)
+    name = unwrapped(name)
     return "wte.weight" if config.tied and name == "head.weight" else name
 
 

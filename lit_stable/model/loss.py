@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-IGNORED = -100
-"""Label of a position that is not predicted."""
+from lit_stable.callbacks.ignored_label import IGNORED
 
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

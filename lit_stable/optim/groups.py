@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from lit_stable.callbacks.wrapper_names import unwrapped
 from lit_stable.model.norm import NORMS_AND_GAINS
 from lit_stable.optim.options import PatternOptions
 
 # Strongest first: a weight shared by an embedding and a Linear (a tied head) is an embedding.
 _ROLES = ("norms", "norm_biases", "embeddings", "weights", "biases")
 _ORDER = ("weights", "embeddings", "norms", "norm_biases", "biases")
-# Wrappers put these into parameter names: torch.compile, activation checkpointing, FSDP1.
-_WRAPPER_NAMES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
 
 class AuditRow(NamedTuple):
@@ -76,7 +75,7 @@ def parameter_groups(
     }
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            matching = [pattern for pattern in patterns if fnmatchcase(_unwrapped(name), pattern)]
+            matching = [pattern for pattern in patterns if fnmatchcase(unwrapped(name), pattern)]
             members[roles[parameter], matching[-1] if matching else None].append(parameter)
     _refuse_idle(patterns, members, module)
     decay = {
@@ -112,7 +111,7 @@ def _refuse_idle(
     module: nn.Module,
 ) -> None:
     busy = {pattern for (_, pattern), params in members.items() if params}
-    names = sorted({re.sub(r"\.\d+\.", ".*.", _unwrapped(name)) for name, _ in module.named_parameters()})
+    names = sorted({re.sub(r"\.\d+\.", ".*.", unwrapped(name)) for name, _ in module.named_parameters()})
     if idle := [pattern for pattern in patterns if pattern not in busy]:
         raise ValueError(
             "\n".join(
@@ -131,7 +130,7 @@ def audit_rows(groups: list[dict[str, Any]], module: nn.Module) -> list[AuditRow
     Raises:
         ValueError: when a trainable parameter of ``module`` is not in exactly one group.
     """
-    names = {parameter: _unwrapped(name) for name, parameter in module.named_parameters()}
+    names = {parameter: unwrapped(name) for name, parameter in module.named_parameters()}
     memberships = Counter(parameter for group in groups for parameter in group["params"])
     counts = {name: memberships[parameter] for parameter, name in names.items() if parameter.requires_grad}
     if misplaced := {name: count for name, count in counts.items() if count != 1}:
@@ -184,9 +183,3 @@ def _title(group: dict[str, Any]) -> str:
 def _row(group: str, params: list[nn.Parameter], decay: float | None, names: dict[nn.Parameter, str]) -> AuditRow:
     examples = [names[parameter] for parameter in params[:2]]
     return AuditRow(group, len(params), sum(parameter.numel() for parameter in params), decay, examples)
-
-
-def _unwrapped(name: str) -> str:
-    for wrapper in _WRAPPER_NAMES:
-        name = name.replace(wrapper, "")
-    return name

@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from lit_stable.callbacks.batch_tensors import tensors
-from lit_stable.callbacks.module_patterns import unwrapped
 from lit_stable.callbacks.shards import local
+from lit_stable.callbacks.wrapper_names import unwrapped
 
 #: Times the usual size above which an output surges.
 SURGE = 10.0

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_stable.callbacks.base import is_logging_step
+from lit_stable.callbacks.ignored_label import IGNORED
 from lit_stable.callbacks.rank_mean import mean_over_ranks
-from lit_stable.data.stream import IGNORED
 
 
 class MaskedShare(Callback):

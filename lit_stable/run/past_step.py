@@ -12,10 +12,11 @@ import torch
 from jsonargparse import ArgumentParser
 
 from lit_stable.callbacks import BatchSizeWarmup, SequenceLengthWarmup
+from lit_stable.callbacks.ignored_label import IGNORED
 from lit_stable.data.batch_sizes import samples_before
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.ledger import Ledger, Sample
-from lit_stable.data.stream import IGNORED, TokenStream
+from lit_stable.data.stream import TokenStream
 from lit_stable.run.beginnings import Beginning, session_of_step
 from lit_stable.run.branch import read_mapping
 from lit_stable.systems import DEFAULT, system

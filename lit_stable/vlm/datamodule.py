@@ -13,12 +13,13 @@ from torch.utils.data import DataLoader
 
 from lit_stable.callbacks.accumulation import AverageOver
 from lit_stable.callbacks.argument_types import judges_arguments
+from lit_stable.callbacks.ignored_label import IGNORED
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.corpus import cache_folder
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.order import Indices
 from lit_stable.data.sources import Source
-from lit_stable.data.stream import IGNORED, Batch, TokenStream
+from lit_stable.data.stream import Batch, TokenStream
 from lit_stable.data.validation import ValidationWindows
 from lit_stable.data.workers import make_loader
 from lit_stable.vlm.digits import Words, digit_pairs

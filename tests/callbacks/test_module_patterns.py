@@ -6,7 +6,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from lit_stable.callbacks.module_patterns import import_types, is_norm, norm_parameter_names, select, unwrapped
+from lit_stable.callbacks.module_patterns import import_types, is_norm, norm_parameter_names, select
+from lit_stable.callbacks.wrapper_names import unwrapped
 
 
 class T5LayerNorm(nn.Module):

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lit_stable.callbacks.ignored_label import IGNORED
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.head import Head
 from lit_stable.model.head_loss import HeadLoss
-from lit_stable.model.loss import IGNORED, position_losses, sample_losses, sample_losses_with_z
+from lit_stable.model.loss import position_losses, sample_losses, sample_losses_with_z
 
 pytestmark = pytest.mark.gpu
 ROWS = 1700  # more than programs are begun, 6 per multiprocessor: each takes several

@@ -6,9 +6,9 @@ import re
 from typing import NamedTuple
 
 from .progress import Mark
-from .stages import UNITS, parse_count
+from .stages import UNITS, WORD, parse_count
 
-_EVERY = re.compile(rf"\s*(?P<count>\S+)(?:\s+(?P<unit>{'|'.join(UNITS)}))?\s*")
+_EVERY = re.compile(rf"\s*(?P<count>{WORD})(?:\s+(?P<unit>{'|'.join(UNITS)}))?\s*")
 
 #: As a recipe has it: a number is one of optimizer steps; text may name another unit, as ``2M tokens``.
 Every = int | str

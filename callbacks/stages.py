@@ -9,8 +9,14 @@ from typing import NamedTuple
 
 UNITS = ("steps", "samples", "tokens")
 _MULTIPLES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
-_COUNT = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?)(?P<suffix>[kKMBGT]?)")
-_STAGE = re.compile(r"(?P<value>\S+)(?:\s+for\s+(?P<length>\S+)\s+(?P<unit>\w+))?")
+# Decimal multiples, as in papers: 375M tokens is 375 * 10^6, not 375 * 2^20. A lower-case m would read as milli.
+_COUNT = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) ?(?P<suffix>[kKMBGT]?)")
+#: A count within a longer text.
+WORD = r"\S+(?: [kKMBGT])?"
+_STAGE = re.compile(rf"(?P<value>{WORD})(?:\s+for\s+(?P<length>{WORD})\s+(?P<unit>\w+))?")
+
+Count = int | str
+"""As a recipe has it, of steps, samples or tokens; the unit belongs to the field that holds it."""
 
 
 class StageLength(NamedTuple):
@@ -21,22 +27,24 @@ class StageLength(NamedTuple):
     unit: str = "steps"
 
 
-def parse_count(text: int | str) -> int:
-    """A whole number >= 0 from ``7200``, ``6_000_000``, ``1.5k`` or ``50B``; k, M, B (or G) and T are decimal.
+def parse_count(text: Count) -> int:
+    """A whole number >= 0 from ``7200``, ``6_000_000``, ``1.5k``, ``3e8`` or ``50 B``; k, M, B (or G), T are decimal.
 
     Raises:
-        ValueError: when it is no such number.
+        ValueError: when it is no such number, or is not whole.
 
     Example::
 
-        >>> parse_count("6_000_000"), parse_count("1.5k"), parse_count(7)
-        (6000000, 1500, 7)
+        >>> parse_count("6_000_000"), parse_count("1.5k"), parse_count("375 M"), parse_count(7)
+        (6000000, 1500, 375000000, 7)
     """
     match = _COUNT.fullmatch(str(text).strip())
-    # Decimal, because 1.001 * 10**9 in binary floating point is not a whole number.
-    count = Decimal(match["number"].replace("_", "")) * _MULTIPLES[match["suffix"]] if match else None
-    if count is None or count != int(count):
+    if match is None:
         raise ValueError(f"{text!r}: must be a whole number >= 0 with an optional k, M, B or T, as in 6M.")
+    # Decimal, because 1.001 * 10**9 in binary floating point is not a whole number.
+    count = Decimal(match["number"].replace("_", "")) * _MULTIPLES[match["suffix"]]
+    if count != int(count):
+        raise ValueError(f"{text!r}: must be a whole number, not {count.normalize():f}.")
     return int(count)
 
 

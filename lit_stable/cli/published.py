@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lit_stable.callbacks.argument_types import judges_arguments
+from lit_stable.callbacks.stages import Count, parse_count
 from lit_stable.model.config import GPTConfig
 from lit_stable.model.formulas import parameter_count
-from lit_stable.optim.budget import Budget, parse_budget
 from lit_stable.run.console import human_count
 
 _TOLERANCE = 1e-3
@@ -21,7 +21,7 @@ _TOLERANCE = 1e-3
 class Published:
     """What must be true of the model's shape; nothing is asked where all is null."""
 
-    parameters: Budget | None = None
+    parameters: Count | None = None
     """Number of parameters, as in 103.96B; the model's must be within 0.1 %."""
 
     d_ff_ratio: float | None = None
@@ -30,7 +30,7 @@ class Published:
     def __post_init__(self) -> None:
         if self.parameters is not None:
             try:
-                whole = parse_budget(self.parameters)
+                whole = parse_count(self.parameters)
             except ValueError as error:
                 raise ValueError(f"published.parameters: {error}") from None
             if whole < 1:
@@ -59,7 +59,7 @@ class Published:
         """By how much of the published number the model's is larger; None where none is given."""
         if self.parameters is None:
             return None
-        return parameter_count(config) / parse_budget(self.parameters) - 1
+        return parameter_count(config) / parse_count(self.parameters) - 1
 
     def line(self, config: GPTConfig) -> str | None:
         """For the page of `check`."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.progress import Mark
-from lit_stable.optim.budget import Budget, parse_budget
+from lit_stable.callbacks.stages import Count, parse_count
 
 Shape = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
 Unit = Literal["steps", "samples", "tokens"]
@@ -57,20 +57,20 @@ class LRSchedule:
     unit: Unit = "steps"
     """What the lengths count: optimizer steps, samples (sequences) or tokens."""
 
-    warmup: Budget = 0
+    warmup: Count = 0
     """Length of the linear rise from 0; above 0, the first step has rate 0."""
 
     warmup_unit: Unit | None = None
     """What ``warmup`` counts; null: ``unit``. With another one the decay begins at 0 of ``unit``, since nothing
     here tells where the warm-up ends in it: samples beside tokens, as Megatron-LM has it where sequences grow."""
 
-    horizon: Budget | None = None
+    horizon: Count | None = None
     """End of the decay, counted from 0; the rate is ``floor`` from there on."""
 
     floor: float = 0.0
     """Lowest rate after the warm-up, between 0 and ``peak``."""
 
-    cooldown: Budget | float | None = None
+    cooldown: Count | float | None = None
     """For ``wsd`` only: length of the final decay, as a budget or as a fraction of ``horizon`` between 0 and 1."""
 
     on_conflict: OnConflict = "error"
@@ -85,7 +85,7 @@ class LRSchedule:
     @cached_property
     def warmup_end(self) -> int:
         """First progress at which the rate is ``peak``, in ``unit``, or in ``warmup_unit``."""
-        return parse_budget(self.warmup)
+        return parse_count(self.warmup)
 
     @property
     def mixes_units(self) -> bool:
@@ -99,7 +99,7 @@ class LRSchedule:
     @cached_property
     def decay_end(self) -> int | None:
         """First progress at which the rate is ``floor``, in ``unit``; None where the decay has no end."""
-        return None if self.horizon is None else parse_budget(self.horizon)
+        return None if self.horizon is None else parse_count(self.horizon)
 
     @cached_property
     def decay_start(self) -> int:
@@ -200,7 +200,7 @@ def _canonical(name: str, value: Any) -> Any:
         return value
     if name == "cooldown" and _FRACTION.fullmatch(str(value)):
         return float(value)
-    return parse_budget(value)
+    return parse_count(value)
 
 
 def _value_problems(schedule: LRSchedule) -> list[str]:

@@ -17,6 +17,7 @@ from lit_stable.callbacks.progress import Mark
         ("500", (500, "steps")),
         ("1.5k steps", (1500, "steps")),
         (" 2M  tokens ", (2_000_000, "tokens")),
+        ("2 M tokens", (2_000_000, "tokens")),
         ("100_000 samples", (100_000, "samples")),
     ],
 )

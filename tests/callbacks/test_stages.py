@@ -6,20 +6,43 @@ from lit_stable.callbacks.stages import StageLength, parse_count, parse_stages, 
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("6_000_000", 6_000_000), ("1.5k", 1500), ("168B", 168 * 10**9), ("1e6", 10**6), (7, 7)]
+    ("text", "count"),
+    [
+        (0, 0),
+        (7, 7),
+        ("1800", 1800),
+        ("6_000_000", 6_000_000),
+        ("1.5k", 1500),
+        ("2K", 2000),
+        ("375M", 375 * 10**6),
+        ("375 M", 375 * 10**6),
+        ("168B", 168 * 10**9),
+        ("3G", 3 * 10**9),
+        ("1.4T", 1_400 * 10**9),
+        ("3e8", 3 * 10**8),
+        ("1.001B", 1_001_000_000),  # 1.001 * 10**9 is 1000999999.9999999 in binary floating point
+    ],
 )
 def test_counts_are_decimal(text: str | int, count: int) -> None:
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["six", "-3", "1.5", "6m", "", "1.2345k"])
-def test_what_is_no_whole_number_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["six", "", "M", "-3", "6m", "375MB", "1,000", "10 k k", "1e-3", "nan", -1, True, "1e999"]
+)
+def test_what_is_no_number_is_refused(text: str | int) -> None:
     with pytest.raises(ValueError, match=r"must be a whole number >= 0 with an optional k, M, B or T, as in 6M"):
         parse_count(text)
 
 
+@pytest.mark.parametrize(("text", "number"), [("1.5", "1.5"), ("1.2345k", "1234.5")])
+def test_a_fraction_of_a_unit_is_refused(text: str, number: str) -> None:
+    with pytest.raises(ValueError, match=rf"^'{text}': must be a whole number, not {number}\.$"):
+        parse_count(text)
+
+
 def test_stages_in_every_unit() -> None:
-    assert parse_stages(" 1 for 2 steps then 3 for 4k samples  then 5 for 6M tokens then 7") == [
+    assert parse_stages(" 1 for 2 steps then 3 for 4k samples  then 5 for 6 M tokens then 7") == [
         StageLength(1, 2, "steps"),
         StageLength(3, 4000, "samples"),
         StageLength(5, 6_000_000, "tokens"),

@@ -35,7 +35,7 @@ def test_nothing_is_asked_unless_the_recipe_asks():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"parameters": "many"}, r"published.parameters: budget 'many': must be a whole number"),
+        ({"parameters": "many"}, r"published.parameters: 'many': must be a whole number"),
         ({"parameters": 0}, r"published.parameters=0: must be at least 1\."),
         ({"d_ff_ratio": 0.0}, r"published.d_ff_ratio=0.0: must be > 0\."),
     ],

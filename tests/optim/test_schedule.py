@@ -132,7 +132,7 @@ def test_seven_digits_tell_a_rate_from_its_neighbour():
         ({"warmup": "9", "horizon": 9}, r"schedule.warmup=9: must be below schedule.horizon=9, which includes it\."),
         ({"shape": "wsd", "warmup": 5, "horizon": 9, "cooldown": 5}, r"schedule.cooldown=5: must .* at most 4\."),
         ({"shape": "wsd", "horizon": 9, "cooldown": 0}, r"schedule.cooldown=0: must be above 0 .* at most 9\."),
-        ({"warmup": "0.2", "horizon": 9}, r"schedule.warmup: budget '0.2': must be a whole number, not 0.2\."),
+        ({"warmup": "0.2", "horizon": 9}, r"schedule.warmup: '0.2': must be a whole number, not 0.2\."),
     ],
 )
 def test_a_wrong_field_is_refused_with_its_value_and_the_rule(settings, message):

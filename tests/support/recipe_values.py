@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 import yaml
 
+from lit_stable.callbacks.stages import parse_count
 from lit_stable.cli.command import Command
 from lit_stable.cli.directives import merge
 from lit_stable.cli.lightning_cli import LitStableCLI
 from lit_stable.cli.recipe import Expanded, Layer, expand, expand_arguments, resolve_recipe
 from lit_stable.cli.systems import system_asked_for
-from lit_stable.optim.budget import parse_budget
 from lit_stable.systems import DEFAULT
 
 #: In C where PyYAML has it: the same data in a tenth of the time.
@@ -79,7 +79,7 @@ def same(here: Any, there: Any) -> bool:
     """Equal, whatever the spelling of a count."""
     if isinstance(here, str) != isinstance(there, str):
         try:
-            return parse_budget(here) == parse_budget(there)
+            return parse_count(here) == parse_count(there)
         except ValueError:
             return False
     return here == there and isinstance(here, bool) == isinstance(there, bool)

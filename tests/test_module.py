@@ -38,6 +38,7 @@ from lit_stable.model.gpt import GPT
 from lit_stable.module import GPTModule, is_reported_step
 from lit_stable.optim.options import OptimizerOptions, PatternOptions
 from lit_stable.optim.schedule import LRSchedule
+from lit_stable.training_loss import TrainingLoss
 
 CONFIG = tiny_module().config
 
@@ -70,6 +71,25 @@ def test_the_loss_is_the_mean_over_the_whole_global_batch_in_fp32(precision, tol
         expected = F.cross_entropy(gpt(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert run.module.window_loss.dtype == torch.float32
     assert float(run.module.window_loss) == pytest.approx(float(expected), rel=tolerance)
+
+
+def test_a_window_that_an_epoch_cut_short_is_not_in_the_loss_of_the_next(monkeypatch):
+    sizes: list[int] = []
+    window = TrainingLoss.window
+    monkeypatch.setattr(
+        TrainingLoss, "window", lambda self, *rest: [sizes.append(len(self._counts)), window(self, *rest)][1]
+    )
+
+    class Cut(GPTModule):
+        begun = 0
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            super().on_train_batch_start(batch, batch_idx)
+            self.begun += 1
+            return -1 if self.begun == 6 else None
+
+    fit(steps=3, module=Cut(CONFIG, module().schedule), validates=False)
+    assert sizes == [GLOBAL_BATCH // MICRO_BATCH] * 3
 
 
 def clone(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -49,6 +49,27 @@ def test_a_batch_of_nothing_but_backslashes_cannot_be_missed() -> None:
     assert metrics["stability/repeated_ngrams"] == 60 / 61
 
 
+def test_a_window_that_an_epoch_cut_short_is_in_no_other() -> None:
+    class Numbered(TinyModule):
+        """Each batch is of one token, its number; the third ends its epoch."""
+
+        number = -1
+
+        def on_train_batch_start(self, batch: Tensor, batch_idx: int) -> int | None:
+            return -1 if self.number == 3 else None
+
+        def token_ids(self, batch: Tensor) -> Tensor:
+            self.number += 1
+            return torch.full((2, 8), self.number)
+
+    tokens: list[list[int]] = []
+    statistics = TokenStatistics(vocab_size=16)
+    note = Watch("on_before_backward", lambda *_: tokens.append(statistics._sums[:16].nonzero().flatten().tolist()))
+    options = {"max_steps": 3, "log_every_n_steps": 1, "accumulate_grad_batches": 2}
+    quiet_trainer(note, statistics, **options).fit(Numbered(), TinyData())
+    assert tokens == [[0], [0, 1], [2], [4], [4, 5], [6], [6, 7]]
+
+
 @pytest.mark.parametrize("n", [1, 2, 4, 5])
 def test_repeated_ngrams_by_hand(n: int) -> None:
     ids = torch.randint(0, 3, (20, 12))

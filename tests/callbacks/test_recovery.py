@@ -469,6 +469,29 @@ def test_a_rewind_that_had_not_begun_begins_under_log_too(tmp_path: Path) -> Non
     assert newest_of_branch(tmp_path) == tmp_path / "step-25.ckpt"
 
 
+def test_a_reset_that_a_branch_has_begun_without_is_not_made_up_for_later(tmp_path: Path) -> None:
+    """The branch began under `log`, which changes no bit; moments that fill since then are not those it was for."""
+    options = {"factor": 0.5, "weight_decay": 0.3, "reset_optimizer": True}
+    rungs = [{"do": "rewind", "before": 1, "after": 1, **options}, {"do": "stop"}]
+    with pytest.raises(Rewind):
+        make_trainer(tmp_path, 20, recovery=Recovery(rungs, restart=True)).fit(Module(poison(17)), Data())
+    steps: dict[str, list[tuple[float, float]]] = {}
+    for action, last in (("log", 20), ("act", 25)):
+        found = steps.setdefault(action, [])
+
+        def note(trainer: Any, *rest: Any, found: list[tuple[float, float]] = found) -> None:
+            state = next(iter(trainer.optimizers[0].state.values()))
+            effective = next((c for c in trainer.callbacks if isinstance(c, EffectiveLR) and c.used), None)
+            found.append((float(state["step"]), effective.used["lr"][0] if effective else 0.01))
+
+        recovery = Recovery(rungs, action=action)  # type: ignore[arg-type]
+        trainer = make_trainer(tmp_path, last, Watch("on_train_batch_end", note), recovery=recovery)
+        fit_with_recovery(trainer, Module(poison(17)), Data(), ckpt_path="auto")
+    assert [count for count, _ in [*steps["log"], *steps["act"]]] == list(range(16, 26))
+    assert {rate for _, rate in steps["log"]} == {0.01}
+    assert {rate for _, rate in steps["act"]} == {0.005}, "what a rewind has put in force stays so where the run acts"
+
+
 # -- going on after a kill -------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,9 @@ class Cadence(NamedTuple):
         return f"{self.number:,} {self.unit}"
 
 
+_MOST = 1 << 62  # no run comes to it, and it is a number of 64 bits
+
+
 def parse_cadence(every: Every) -> Cadence:
     """Read ``500``, ``1k steps``, ``2M tokens`` or ``100_000 samples``.
 
@@ -53,4 +56,6 @@ def parse_cadence(every: Every) -> Cadence:
         raise ValueError("must be a count of steps, samples or tokens, as 500 or 2M tokens.")
     if cadence.number < 1:
         raise ValueError("must be at least 1.")
+    if cadence.number > _MOST:
+        raise ValueError(f"must be at most {_MOST:,}.")
     return cadence

@@ -64,6 +64,10 @@ def continue_tokens(
     return ids.gather(1, begin.to(device)[:, None] + torch.arange(new_tokens, device=device))
 
 
+_MOST = 100_000_000  # tokens, in int64
+_COLDEST = 1e-30  # temperature; in fp32 logits of up to 1e8 can be divided by it
+
+
 def _choose(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
     """(P, V) -> (P,)"""
     if temperature == 0:
@@ -80,8 +84,12 @@ def check_sampling(prompts: Sequence[Sequence[int]], new_tokens: int, temperatur
     problems += [f"prompts[{i}] is empty; give at least one token." for i, p in enumerate(prompts) if not len(p)]
     if new_tokens < 0:
         problems.append(f"new_tokens={new_tokens}: must be 0 or more.")
+    if new_tokens > _MOST:
+        problems.append(f"new_tokens={new_tokens}: must be at most {_MOST:,}, so many as are held in memory.")
     if not 0 <= temperature < float("inf"):
         problems.append(f"temperature={temperature}: must be 0 or more.")
+    if 0 < temperature < _COLDEST:
+        problems.append(f"temperature={temperature}: logits divided by it overflow; give 0 for the most likely token.")
     if top_k is not None and top_k < 1:
         problems.append(f"top_k={top_k}: must be at least 1.")
     if problems:

@@ -39,6 +39,8 @@ from lit_stable.training_loss import TrainingLoss
 def construction_problems(config: Namespace) -> list[str]:
     """Build each part of a parsed recipe by itself; what each says against its values."""
     problems = _strategy_problems(config["trainer"]["strategy"]) + _trainer_problems(config["trainer"])
+    if (devices := config.get("devices")) is not None and devices < 1:  # of `check`
+        problems.append(f"devices={devices}: must be at least 1, or null for those that the recipe names.")
     problems += _layout_problems(config) + _published_problems(config)
     for group, build in _builders(config):
         try:
@@ -59,6 +61,9 @@ _REPLACED = {
 }
 
 
+_MOST_STEPS = 10_000_000_000  # their samples are a number of 64 bits, see `batch_sizes`
+
+
 def _trainer_problems(trainer: Namespace) -> list[str]:
     """Options that are refused, and a precision that the strategy does not train in."""
     untouched = (None, False, 0, 0.0, 1)
@@ -71,6 +76,8 @@ def _trainer_problems(trainer: Namespace) -> list[str]:
         problems.append(
             "trainer.enable_checkpointing=False: a run always writes checkpoints; set checkpoints.every_steps."
         )
+    if trainer["max_steps"] > _MOST_STEPS:
+        problems.append(f"trainer.max_steps={trainer['max_steps']}: must be at most {_MOST_STEPS:,}.")
     problem = precision_problem(strategy_name(trainer["strategy"]), trainer["precision"])
     return [*problems, *([problem] if problem else [])]
 

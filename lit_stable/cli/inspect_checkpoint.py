@@ -19,6 +19,8 @@ def run_inspect(argv: Sequence[str]) -> None:
         "--trust", type=bool, default=False, help="Load objects that may run code; only your own files."
     )
     arguments = parser.parse_args(list(argv))
+    if arguments.lines < 0:
+        raise ValueError(f"lines={arguments.lines}: must be 0 or more; 0 lists all.")
 
     from lit_stable.diagnosis.checkpoint_page import compare, inspect  # late: it takes seconds
     from lit_stable.diagnosis.checkpoint_tensors import open_checkpoint

@@ -148,7 +148,7 @@ class LitStableCLI(LightningCLI):
         callbacks = [*self._own_callbacks(own_loggers, of_spine), *given]
         try:
             return Trainer(**{**select(trainer_config, self.mesh, loss_scale), "callbacks": callbacks})
-        except (ValueError, RuntimeError) as error:  # Lightning's and the strategies' refusals of options
+        except (ValueError, RuntimeError, TypeError) as error:  # Lightning's and the strategies' refusals of options
             raise UserError(str(error)) from error
 
     def _begin(self, given: list[Callback]) -> None:

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from lit_stable.cli.directives import Composition, Directives, take_directives
 from lit_stable.cli.shipped_recipes import shipped_recipes
 
 _CONFIG_OPTIONS = ("--config", "-c")
+_MOST = 100_000  # values of a recipe, what aliases repeat included, which may be without end
 _load_yaml = get_loader("yaml")  # jsonargparse's own reading of scalars: 1e-4 is a float, 2024-01-31 is text
 # A default may be a member of an enumeration where the option is text, as in Lightning's Timer; YAML knows its value.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
@@ -201,7 +203,7 @@ def _visit(path: Path, chain: tuple[Path, ...], seen: set[Path], problems: _Prob
             problems.unread(f"{path}:{layer.line(['base'])}: base: {error}")
             continue
         if found.resolve() in chain:
-            problems.lines.append(
+            problems.unread(
                 f"{path}:{layer.line(['base'])}: base: {base} inherits from this file; remove one of the two."
             )
         elif found.resolve() not in seen:
@@ -240,43 +242,61 @@ def _read(path: Path, problems: _Problems) -> tuple[Layer, list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = _lines(path, node, problems)  # first: to load what has no end takes for ever
         data = {} if node is None else _load_yaml(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise RecipeError(f"{path}:{line}: is not YAML: {error.problem}.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: is not YAML: {error}.") from error
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}.") from error
+    except RecursionError as error:
+        raise RecipeError(f"{path}: is nested without end; take out what is within itself.") from error
     if not isinstance(data, dict):
         raise RecipeError(f"{path}:1: must hold keys with values, as in `trainer: {{max_steps: 100}}`.")
-    lines: dict[tuple[str, ...], int] = {}
-    for key_path, line in _key_lines(node):
-        if key_path in lines:
-            already = f"stands on line {lines[key_path]} already; keep one."
-            problems.lines.append(f"{path}:{line}: {'.'.join(key_path)}: {already}")
-        lines.setdefault(key_path, line)
     if "config" in data:
         # jsonargparse would read it and silently drop keys that stand beside it.
         del data["config"]
-        problems.lines.append(f"{path}:{lines['config',]}: config: is for the command line; inherit with `base:`.")
+        problems.lines.append(
+            f"{path}:{lines.get(('config',), 1)}: config: is for the command line; inherit with `base:`."
+        )
     base = data.pop("base", [])
     bases = [base] if isinstance(base, str) else base
     if not (isinstance(bases, list) and all(isinstance(name, str) for name in bases)):
         problems.unread(
-            f"{path}:{lines['base',]}: base: must be the name of a recipe or a list of names, not {base!r}."
+            f"{path}:{lines.get(('base',), 1)}: base: must be the name of a recipe or a list of names, not {base!r}."
         )
         bases = []
     directives, found = take_directives(data)
-    problems.lines += [f"{path}:{lines[key]}: {'.'.join(key)}: {what}" for key, what in found]
+    problems.lines += [f"{path}:{lines.get(key, 1)}: {'.'.join(key)}: {what}" for key, what in found]
     return Layer(path, data, text, lines, directives), bases
 
 
-def _key_lines(node: yaml.Node | None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
+def _lines(path: Path, node: yaml.Node | None, problems: _Problems) -> dict[tuple[str, ...], int]:
+    """The line of every key path; those that stand twice are problems."""
+    lines: dict[tuple[str, ...], int] = {}
+    for key_path, line in _key_lines(node, path, (), (), count()):
+        if key_path in lines:
+            already = f"stands on line {lines[key_path]} already; keep one."
+            problems.lines.append(f"{path}:{line}: {'.'.join(key_path)}: {already}")
+        lines.setdefault(key_path, line)
+    return lines
+
+
+def _key_lines(
+    node: yaml.Node | None, file: Path, path: tuple[str, ...], above: tuple[yaml.Node, ...], visits: Iterator[int]
+) -> Iterator[tuple[tuple[str, ...], int]]:
     """Every key path in the text with its line, repeated keys included; list items count as keys 0, 1, ..."""
+    if any(node is one for one in above):
+        raise RecipeError(f"{file}: {'.'.join(path)}: holds itself, by an alias; write out what it shall hold.")
+    if next(visits) > _MOST:
+        raise RecipeError(f"{file}: holds more than {_MOST:,} values; take out aliases of what holds aliases.")
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             key_path = (*path, str(key.value))
             yield key_path, key.start_mark.line + 1
-            yield from _key_lines(value, key_path)
+            yield from _key_lines(value, file, key_path, (*above, node), visits)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _key_lines(item, (*path, str(index)))
+            yield from _key_lines(item, file, (*path, str(index)), (*above, node), visits)

@@ -24,6 +24,8 @@ def run_replay(argv: Sequence[str]) -> int:
     known, words = parser.parse_known_args(list(argv))
     if known.runs < 2:
         raise ValueError(f"runs={known.runs}: must be at least 2, or nothing is known of the noise between them.")
+    if known.worst < 0:
+        raise ValueError(f"worst={known.worst}: must be 0 or more.")
 
     from lit_stable.replay.page import replay  # late: it takes seconds
 

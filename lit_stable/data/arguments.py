@@ -16,6 +16,8 @@ from lit_stable.data.tokenizer import check_tokenizer_spec
 if TYPE_CHECKING:
     from lit_stable.data.datamodule import TokenDataModule
 
+_LONGEST = 100_000_000  # tokens; so many of as many samples are a number of 64 bits
+
 
 def argument_problems(data: TokenDataModule) -> list[str]:
     """Every problem of the arguments, one per line."""
@@ -24,6 +26,8 @@ def argument_problems(data: TokenDataModule) -> list[str]:
     for name, least in smallest.items():
         if getattr(data, name) < least:
             problems.append(f"data.{name}={getattr(data, name)}: must be at least {least}.")
+    if data.sequence_length > _LONGEST:
+        problems.append(f"data.sequence_length={data.sequence_length}: must be at most {_LONGEST:,}.")
     if data.validation_windows is not None and data.validation_windows < 1:
         problems.append(f"data.validation_windows={data.validation_windows}: must be at least 1, or null for all.")
     if problem := check_tokenizer_spec(data.tokenizer):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+_MOST = 100_000_000  # samples; ten milliard steps of so many are a number of 64 bits
 
 
 def batch_size_problems(micro_batch: int, global_batch: int, ranks: int = 1) -> list[str]:
@@ -17,10 +20,12 @@ def batch_size_problems(micro_batch: int, global_batch: int, ranks: int = 1) -> 
     """
     sizes = {"micro_batch": micro_batch, "global_batch": global_batch}
     problems = [f"data.{name}={value}: must be at least 1." for name, value in sizes.items() if value < 1]
+    problems += [f"data.{name}={value}: must be at most {_MOST:,}." for name, value in sizes.items() if value > _MOST]
     if problems:
         return problems
     if global_batch % micro_batch:
-        divisors = [size for size in range(1, global_batch + 1) if global_batch % size == 0]
+        lower = [size for size in range(1, math.isqrt(global_batch) + 1) if global_batch % size == 0]
+        divisors = sorted({*lower, *(global_batch // size for size in lower)})
         return [
             f"data.micro_batch={micro_batch}: must divide data.global_batch={global_batch}; "
             f"{_nearest(micro_batch, divisors)}."

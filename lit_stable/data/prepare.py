@@ -85,6 +85,8 @@ def prepare(
         OSError: when it cannot be written; it names ``out``.
     """
     out = Path(out)
+    if not out.name:
+        raise ValueError(f"out={out}: exists already; name a folder that is to be made in it.")
     work = unfinished_folder(out)
     problems = prepare_problems(
         out, tokenizer, validation_fraction, validation_from, separator, keep, filter, limits, workers
@@ -99,7 +101,7 @@ def prepare(
     fields = Fields(out.name, separator, text_key, date_key, kept_keys(keep, condition))
     fraction = DEFAULT_FRACTION if validation_fraction is None and validation_from is None else validation_fraction
     choice = Choice(fraction or 0.0, parse_date(validation_from), condition, artefacts == "reject", order == "date")
-    pieces = plan_pieces(inputs, fields)
+    pieces = plan_pieces(inputs, fields, own=work)
     with writing(out), locked_folder(work, lambda: report(f"{out}: another process is at it; waiting")):
         if out.exists():
             return _finished_before(out, work)

@@ -23,6 +23,7 @@ END_OF_TEXT = (OUR_END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 CUTS = {"gpt2": None, "phrases": "[ A-Za-z]+|[0-9]|[^A-Za-z0-9]+"}
 SPECS = "bytes, bpe:SIZE, unigram:SIZE, either with :phrases or :REGEX behind it, or the path of a tokenizer.json"
 SMALLEST = 257  # 256 bytes and end-of-text
+LARGEST = 1 << 31  # ids are held in 32 bits
 
 
 class Tokenizer:
@@ -51,6 +52,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text, without any begin or end token."""
+        if not is_unicode(text):
+            raise ValueError(f"text {text!r}: is not UTF-8; give it in that encoding.")
         ids: list[int] = self.encode_batch([text])[0].tolist()
         return ids
 
@@ -71,6 +74,15 @@ class Tokenizer:
     @property
     def _content(self) -> bytes:
         return self._backend.to_str(pretty=False).encode()
+
+
+def is_unicode(text: str) -> bool:
+    """Whether there are bytes for it: what the command line cannot decode comes as half of a pair of surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -106,8 +118,10 @@ def check_tokenizer_spec(spec: str) -> str | None:
     """The problem with ``spec`` in one sentence, or None."""
     if is_trained(spec):
         training = _parse_spec(spec)
-        if not training.size.isdigit() or int(training.size) < SMALLEST:
+        if not training.size.isdecimal() or int(training.size) < SMALLEST:
             return f"tokenizer={spec}: the size must be an integer of at least {SMALLEST} (256 bytes and end-of-text)."
+        if int(training.size) > LARGEST:
+            return f"tokenizer={spec}: the size must be at most {LARGEST:,}."
         return _cut_problem(spec, training.cut)
     if spec != "bytes" and not Path(spec).is_file():
         return f"tokenizer={spec}: no such file; give {SPECS}."

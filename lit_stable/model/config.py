@@ -17,6 +17,8 @@ NormPosition = Literal["pre", "post_sublayer", "sandwich", "normformer"]
 NormGain = Literal["one", "zero_centred"]
 MLPKind = Literal["gelu", "gelu_tanh", "relu", "swiglu"]
 
+_LARGEST = 100_000_000  # of any side of a matrix: its bytes are a number of 64 bits
+_MOST_LAYERS = 10_000  # each is built before it is counted
 _SHAPE = ("vocab_size", "n_layer", "n_head", "d_model", "max_length")
 _SWIGLU_MULTIPLE = 64  # matrix units want round sizes; 8/3 d_model seldom is one
 _CHOICES: dict[str, Any] = {
@@ -162,6 +164,11 @@ class GPTConfig(AttentionOptions, EmbeddingOptions, InitOptions):
         ]
         problems = [
             f"model.gpt.{name}={getattr(self, name)}: must be at least 1." for name in sizes if getattr(self, name) < 1
+        ]
+        problems += [
+            f"model.gpt.{name}={getattr(self, name)}: must be at most {most:,}."
+            for name in sizes
+            if getattr(self, name) > (most := _MOST_LAYERS if name == "n_layer" else _LARGEST)
         ]
         if self.n_head < 1 or self.d_model < 1:
             return problems

@@ -92,8 +92,8 @@ class OptimizerOptions:
             yield f"optimizer.eps={self.eps}: must be > 0."
         if not 0 <= self.momentum < 1:
             yield f"optimizer.momentum={self.momentum}: must lie in [0, 1)."
-        if not self.weight_decay >= 0:
-            yield f"optimizer.weight_decay={self.weight_decay}: must be >= 0."
+        if not 0 <= self.weight_decay < math.inf:
+            yield f"optimizer.weight_decay={self.weight_decay}: must be a finite number >= 0."
 
     def _combination_problems(self) -> Iterator[str]:
         if self.momentum and self.name != "sgd":
@@ -112,8 +112,8 @@ class OptimizerOptions:
             key = f"optimizer.patterns.{pattern}"
             if not 0 < options.lr_factor < math.inf:
                 yield f"{key}.lr_factor={options.lr_factor}: must be a finite number > 0; freeze by layer_norm_freeze."
-            if options.weight_decay is not None and not options.weight_decay >= 0:
-                yield f"{key}.weight_decay={options.weight_decay}: must be >= 0."
+            if options.weight_decay is not None and not 0 <= options.weight_decay < math.inf:
+                yield f"{key}.weight_decay={options.weight_decay}: must be a finite number >= 0."
             if options == PatternOptions():
                 yield f"{key}: changes nothing; give lr_factor or weight_decay."
 

@@ -19,6 +19,7 @@ from lit_stable.data.reshuffle import Settled
 from lit_stable.run.branch import read_parent, stored_recipes
 
 FILE = "sessions.jsonl"
+_LAST_STEP = 1 << 32  # its samples, by millions a step, are still numbers of 64 bits
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,8 @@ def session_of_step(folder: Path, step: int) -> tuple[Path, Beginning]:
     """
     if step < 1:
         raise ValueError(f"step={step}: optimizer steps count from 1.")
+    if step > _LAST_STEP:
+        raise ValueError(f"step={step}: no run has so many; give one of its steps.")
     beginnings = read_beginnings(folder)
     covering = [one for one in beginnings if one.steps < step]
     if covering:

@@ -79,8 +79,12 @@ def import_from_hf(folder: Path, out: Path) -> list[str]:
     Raises:
         ValueError: when a setting has no counterpart here, or weights do not belong to the settings.
     """
-    recipe = out.with_suffix(".yaml")
     refuse_existing(out)
+    recipe = out.with_suffix(".yaml")
+    if recipe == out:
+        raise ValueError(
+            f"out={out}: is the name that its recipe gets; name a checkpoint, as {out.with_suffix('.ckpt')}."
+        )
     refuse_existing(recipe)
     settings, tensors = read_folder(folder)
     if problems := import_problems(settings):

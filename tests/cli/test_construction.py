@@ -43,7 +43,7 @@ def test_the_problems_of_all_parts_come_in_one_message(tmp_path):
         "model.schedule.peak=-1.0: must be a finite number > 0.",
         "model.optimizer.betas=(0.9, 1.0): each must lie in [0, 1).",
         "model.optimizer.eps=0.0: must be > 0.",
-        "model.optimizer.weight_decay=-0.1: must be >= 0.",
+        "model.optimizer.weight_decay=-0.1: must be a finite number >= 0.",
         "data.micro_batch=3: must divide data.global_batch=4; nearest legal values are 2 and 4.",
         "checkpoints.every_steps=0: must be at least 1.",
         "validate_every=2M words: must be a count of steps, samples or tokens, as 500 or 2M tokens.",

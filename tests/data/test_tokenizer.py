@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -117,3 +118,9 @@ def test_a_tokenizer_without_end_of_text_is_refused(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"added_tokens": []}))
     with pytest.raises(ValueError, match="has none of the end-of-text tokens"):
         load_tokenizer(path)
+
+
+def test_what_the_command_line_could_not_decode_is_refused():
+    tokenizer = make_tokenizer("bytes", [])
+    with pytest.raises(ValueError, match=r"text 'a\\udcff': is not UTF-8; give it in that encoding\."):
+        tokenizer.encode(os.fsdecode(b"a\xff"))

@@ -43,15 +43,19 @@ class Piece:
     stamp: tuple[int, ...] = ()
 
 
-def plan_pieces(inputs: Sequence[str | Path], fields: Fields, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def plan_pieces(
+    inputs: Sequence[str | Path], fields: Fields, piece_bytes: int = PIECE_BYTES, *, own: Path | None = None
+) -> list[Piece]:
     """Cut the inputs into pieces: files in sorted order, each once, then data sets as they were given.
+
+    ``own`` is a folder that is none of the input, though it lies among it: what a process that was killed has left.
 
     Raises:
         ValueError: when an input matches no file (all such inputs at once), or a table cannot be opened or has no text.
     """
     names = [str(name) for name in inputs]
     datasets = [_dataset_name(name) for name in names if _is_dataset(name)]
-    matches = {name: _files(name) for name in names if not _is_dataset(name)}
+    matches = {name: _without(own, _files(name)) for name in names if not _is_dataset(name)}
     unmatched = [name for name, files in matches.items() if not files]
     if unmatched or not names:
         raise ValueError(f"input {', '.join(unmatched) or '(none)'}: matches no file.")
@@ -77,6 +81,12 @@ def _files(pattern: str) -> list[Path]:
     if path.is_dir():
         return [file for file in path.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(path))]
     return [Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file()]
+
+
+def _without(own: Path | None, files: list[Path]) -> list[Path]:
+    if own is None or not own.exists():
+        return files
+    return [file for file in files if own.resolve() not in file.resolve().parents]
 
 
 def _is_hidden(path: Path) -> bool:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_stable.cli.recipe import Layer
+from lit_stable.cli.recipe_file import Layer
 from lit_stable.cli.shipped_recipes import shipped_recipes
 from lit_stable.strategies.launcher import launched_devices
 

@@ -15,7 +15,8 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_stable.cli.places import located
 from lit_stable.cli.problems import Finding, Path, judge_arguments, raising, recipe_findings
-from lit_stable.cli.recipe import Layer, as_options
+from lit_stable.cli.recipe import as_options
+from lit_stable.cli.recipe_file import Layer
 
 
 def every_problem(

@@ -60,7 +60,8 @@ def _run_recipe(name: str, argv: list[str]) -> int:
     # Late: they take seconds, which the commands above need not wait.
     from lit_stable.cli.command import Command
     from lit_stable.cli.lightning_cli import LitStableCLI
-    from lit_stable.cli.recipe import RecipeError, expand_arguments
+    from lit_stable.cli.recipe import expand_arguments
+    from lit_stable.cli.recipe_file import RecipeError
 
     try:
         command = Command(name, argv, *expand_arguments(argv))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from lit_stable.cli.features import FEATURES, nested_options
-from lit_stable.cli.recipe import Layer
+from lit_stable.cli.recipe_file import Layer
 
 _KEY = re.compile(r"(?P<key>[a-z_]\w*(?:\.\w+)+|[a-z_]+)[=:]")
 _CLASS = re.compile(r"`(?P<name>\w+)(?:\((?:(?P<argument>\w+)=)?|`)")

@@ -21,7 +21,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_stable.cli.parser_message import class_options, is_incomplete, reason, rejected_option
-from lit_stable.cli.recipe import Layer
+from lit_stable.cli.recipe_file import Layer
 
 Path = tuple[str, ...]
 Finding = tuple[Layer, Path, str]  # recipe file, key path, what is wrong

@@ -9,7 +9,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from lit_stable.cli.patterns import refuse_idle_patterns
-from lit_stable.cli.recipe import Layer
+from lit_stable.cli.recipe_file import Layer
 from lit_stable.data.datamodule import TokenDataModule
 from lit_stable.data.epochs import SampleOrder
 from lit_stable.data.mask_repeats import MaskRepeats

@@ -10,7 +10,8 @@ from tiny_recipe import command, write_recipe
 
 from lit_stable.cli.command import Command
 from lit_stable.cli.directives import merge
-from lit_stable.cli.recipe import Expanded, RecipeError, expand_arguments
+from lit_stable.cli.recipe import Expanded, expand_arguments
+from lit_stable.cli.recipe_file import RecipeError
 
 EXPERIMENT = """\
 trainer: {max_steps: 1000}

@@ -4,7 +4,8 @@ import pytest
 from jsonargparse import ArgumentParser, get_loader
 
 import lit_stable.recipes
-from lit_stable.cli.recipe import RecipeError, expand, expand_arguments, resolve_recipe
+from lit_stable.cli.recipe import expand, expand_arguments, resolve_recipe
+from lit_stable.cli.recipe_file import RecipeError
 from lit_stable.cli.shipped_recipes import shipped_recipes
 
 

@@ -14,7 +14,8 @@ from lit_stable.callbacks.stages import parse_count
 from lit_stable.cli.command import Command
 from lit_stable.cli.directives import merge
 from lit_stable.cli.lightning_cli import LitStableCLI
-from lit_stable.cli.recipe import Expanded, Layer, expand, expand_arguments, resolve_recipe
+from lit_stable.cli.recipe import Expanded, expand, expand_arguments, resolve_recipe
+from lit_stable.cli.recipe_file import Layer
 from lit_stable.cli.systems import system_asked_for
 from lit_stable.systems import DEFAULT
 

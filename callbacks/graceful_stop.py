@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 #: What schedulers give notice by. Others tell a process of a fault of its own, of its children or of its terminal.
-_NOTICES = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGALRM", "SIGURG")
+NOTICES = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGALRM", "SIGURG")
 
 
 class GracefulStop(StabilityCallback):
@@ -176,7 +176,7 @@ def _signal(name: str) -> int:
 def _wrong_with(name: str) -> str | None:
     """Why a signal cannot stop a run, in words; ``None`` where it can."""
     whole = name if name.startswith("SIG") else f"SIG{name}"
-    known = [one for one in _NOTICES if hasattr(signal, one)]
+    known = [one for one in NOTICES if hasattr(signal, one)]
     if whole in (*known, "SIGINT", "SIGTERM"):
         return None
     if whole not in signal.Signals.__members__:

@@ -13,6 +13,8 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from lit_stable.callbacks.graceful_stop import NOTICES
+
 BatchT = TypeVar("BatchT")
 
 
@@ -31,10 +33,10 @@ def make_loader(dataset: IterableDataset[BatchT], num_workers: int, device: torc
 class BeginWorker:
     """In a data worker: say which process it is, leave signals to the trainer, and end when it does.
 
-    Ctrl-C and most launchers signal the whole process group; a worker that dies of SIGINT or SIGTERM takes the trainer
-    down before it can save, so it ignores them. PyTorch's workers look whether their parent lives, but under
-    ``forkserver``, which Python 3.14 takes by itself, that is a server that lives as long as they do: the workers of a
-    trainer that was killed stayed for ever.
+    Ctrl-C, launchers and schedulers signal the whole process group; a worker that dies of what ``GracefulStop`` heeds
+    takes the trainer down before it can save, so it ignores that. PyTorch's workers look whether their parent lives,
+    but under ``forkserver``, which Python 3.14 takes by itself, that is a server that lives as long as they do: the
+    workers of a trainer that was killed stayed for ever.
 
     Args:
         num_workers: Of one loader, whose processes keep this object as long as they live.
@@ -49,8 +51,9 @@ class BeginWorker:
 
     def __call__(self, worker: int) -> None:
         self.pids[worker] = os.getpid()  # first: from the next line on the trainer must know whom to end
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        for name in ("SIGINT", "SIGTERM", *NOTICES):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
         Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 

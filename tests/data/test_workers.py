@@ -64,7 +64,7 @@ def test_they_ignore_what_the_trainer_is_sent_and_are_ended_when_it_ends(strange
     batches = iter(make_loader(Endless(), 1, torch.device("cpu")))
     next(batches)
     (worker,) = set(multiprocessing.active_children()) - before
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(worker.pid, number)
     worker.join(0.2)
     assert worker.exitcode is None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def test_a_save_that_fails_leaves_the_previous_one_whole(tmp_path: Path, monkeyp
 
     def half(checkpoint: Any, path: Path, storage_options: Any = None) -> None:
         path.write_bytes(b"half of it")
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(trainer.strategy.checkpoint_io, "save_checkpoint", half)
     path.rename(tmp_path / "start.ckpt")

@@ -89,7 +89,9 @@ class BlackBox(StabilityCallback):
         self._loss = WindowLoss()
         self._due: list[Event] = []
         self._written: dict[str, int] = {}  # step at which a kind was written last
-        self._layers: tuple[list[str], Tensor] | None = None  # their names, and the layer of each parameter
+        #: By the identity of the optimizer: the names of its layers, and the layer of each parameter.
+        self._layers: dict[int, tuple[list[str], Tensor]] = {}
+        self._measured = 0  # the last step that an optimizer began
         self._has_tokens = True
         self._taken = 0  # optimizer steps, by Lightning's count, when the micro-batch began
         self._warned = False
@@ -108,7 +110,8 @@ class BlackBox(StabilityCallback):
         self._ring.clear()
         self._rows.clear()
         self._loss.clear()
-        self._due, self._written, self._layers, self._open = [], {}, None, HostRow()
+        self._due, self._written, self._layers, self._open = [], {}, {}, HostRow()
+        self._measured = 0
         self._has_tokens = self.text_steps > 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -131,8 +134,11 @@ class BlackBox(StabilityCallback):
         self._loss.add(loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if optimizer is not trainer.optimizers[0]:
+        steps = Progress.of(trainer).steps
+        # Of several that step together the first in the trainer's list tells, of those that take turns each.
+        if steps == self._measured and optimizer is not trainer.optimizers[0]:
             return
+        self._measured = steps
         norm = GradNorm.of(trainer)
         assert norm.value is not None
         values: dict[str, Tensor | float] = {} if self._loss.is_empty else {"loss": self._loss.own(trainer)}
@@ -141,18 +147,18 @@ class BlackBox(StabilityCallback):
             if hasattr(callback, "in_force"):
                 values.update(callback.in_force())
         self._open.lr = float(optimizer.param_groups[0]["lr"]) if _on_host(optimizer) else 0.0
-        self._ring.write(Progress.of(trainer).steps, values, self._layer_norms(norm, pl_module, optimizer))
+        self._ring.write(steps, values, self._layer_norms(norm, pl_module, optimizer))
         self._loss.clear()
 
     def _layer_norms(self, norm: GradNorm, module: LightningModule, optimizer: Any) -> tuple[list[str], Tensor]:
         each = norm.measure_each(optimizer)
-        if self._layers is None:
+        if id(optimizer) not in self._layers:
             names = {p: layer_of(unwrapped(name)) for name, p in module.named_parameters()}
             layers = [names.get(p, "others") for group in optimizer.param_groups for p in group["params"]]
             unique = list(dict.fromkeys(layers))
             places = torch.tensor([unique.index(layer) for layer in layers], device=each.device)
-            self._layers = [f"grad_norm/{layer}" for layer in unique], places
-        names_, places = self._layers
+            self._layers[id(optimizer)] = [f"grad_norm/{layer}" for layer in unique], places
+        names_, places = self._layers[id(optimizer)]
         squares = torch.zeros(len(names_), device=each.device).index_add_(0, places, each.square())
         return names_, squares.sqrt()
 
@@ -244,7 +250,7 @@ class BlackBox(StabilityCallback):
         Events.of(trainer).listeners.pop("black_box", None)
         self._ring.clear()
         self._rows.clear()
-        self._layers, self._open = None, HostRow()
+        self._layers, self._open = {}, HostRow()
 
 
 def _written_at(folder: Path) -> tuple[int, str]:

@@ -65,7 +65,10 @@ class GradientMonitor(Monitor):
         self._embeddings = torch.tensor(places, dtype=torch.long, device=self._sums.device)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._sums is None or not self.is_due(trainer) or optimizer is not trainer.optimizers[0]:
+        # The gradients of the first optimizer's step where it takes part, whoever else has stepped before it.
+        if self._sums is None or not (
+            self.begins(trainer) or (self.is_due(trainer) and optimizer is trainer.optimizers[0])
+        ):
             return
         assert self._groups is not None
         assert self._embeddings is not None

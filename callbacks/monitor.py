@@ -33,6 +33,7 @@ class Monitor(StabilityCallback):
         if every_steps is not None and every_steps < 1:
             raise MisconfigurationException(f"`{type(self).__name__}(every_steps={every_steps})`: must be at least 1.")
         self.every_steps = every_steps
+        self._begun = 0  # the last due step that an optimizer began, where there may be several
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -45,6 +46,7 @@ class Monitor(StabilityCallback):
                 " never measure; set it to at least 1."
             )
         Scalars.of(trainer)
+        self._begun = 0
         if not pl_module.automatic_optimization:
             Progress.of(trainer)  # which of the batches step
 
@@ -55,6 +57,15 @@ class Monitor(StabilityCallback):
         own = trainer.lightning_module.automatic_optimization
         before = batches_that_stepped(trainer) if own else Progress.of(trainer).start.steps
         return (before + 1) % self._interval(trainer) == 0
+
+    def begins(self, trainer: Trainer) -> bool:
+        """Whether a step is due and its first optimizer asks, in ``on_before_optimizer_step``: they may take turns."""
+        if not self.is_due(trainer):
+            return False
+        if trainer.lightning_module.automatic_optimization:
+            return True
+        before, self._begun = self._begun, Progress.of(trainer).steps
+        return self._begun != before
 
     def has_ended(self, trainer: Trainer) -> bool:
         """Whether a step that was due has just been taken, as ``on_train_batch_end`` finds it."""

@@ -95,7 +95,7 @@ class RepeatCheck(Monitor):
         self._calls.silence()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._calls.made and optimizer is trainer.optimizers[0]:
+        if self._calls.made:  # by whichever of several optimizers steps first
             self._check(trainer, pl_module)
         self._calls.release()
 

@@ -54,7 +54,7 @@ class UpdateMonitor(Monitor):
         self._groups = Grouping(self._sums, self.per_tensor)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._sums is not None and self.is_due(trainer) and optimizer is trainer.optimizers[0]:
+        if self._sums is not None and self.begins(trainer):
             self._before = [local(p.detach()).clone() for p in self._sums.parameters]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:

@@ -58,7 +58,7 @@ class WeightMonitor(Monitor):
         self._keys = [f"stability/{'norm_gain' if name in gains else 'weight_rms'}/{name}" for name in parameters]
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        if self._sums is None or not self.is_due(trainer) or optimizer is not trainer.optimizers[0]:
+        if self._sums is None or not self.begins(trainer):
             return
         with torch.no_grad():
             (squares,) = self._sums.total(self._sums.squares(self._sums.parameters))

@@ -247,3 +247,29 @@ def test_no_step_waits_for_the_device() -> None:
 def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(MisconfigurationException, match="BlackBox"):
         BlackBox(**wrong)
+
+
+class Turns(TinyModule):
+    """Two optimizers that step in turns, the second first."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        first, *rest = self.net
+        return [torch.optim.AdamW(m.parameters()) for m in (first, torch.nn.ModuleList(rest))]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer = self.optimizers()[1 - batch_idx % 2]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_of_optimizers_that_take_turns_each_is_on_record(tmp_path: Path) -> None:
+    quiet_trainer(Tells(tmp_path, 4), BlackBox(steps=4), max_steps=4).fit(Turns(), TinyData())
+    (found,) = dumps(tmp_path).values()
+    for row in found["steps"]:
+        layers = [name for name in row if name.startswith("grad_norm/")]
+        assert layers == ["grad_norm/net.3" if row["step"] % 2 else "grad_norm/net.0"]
+        assert row["grad_norm"] == pytest.approx(row[layers[0]], rel=1e-6)
+        assert {"loss", "skipped"} <= row.keys()

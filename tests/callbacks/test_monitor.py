@@ -41,13 +41,13 @@ def test_it_measures_at_its_steps_alone(every: int | None, steps: list[int]) -> 
 
 
 class TwoOptimizers(TinyModule):
-    """Steps both of its optimizers in every ``window``-th batch, the other batches add up."""
+    """Steps its optimizers, both or in turns, in every ``window``-th batch, the other batches add up."""
 
     automatic_optimization = False
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, turns: bool = False) -> None:
         super().__init__()
-        self.window = window
+        self.window, self.turns = window, turns
 
     def configure_optimizers(self) -> Any:
         first, *rest = self.net
@@ -58,24 +58,26 @@ class TwoOptimizers(TinyModule):
         self.sample_losses = loss.detach()[None], torch.ones(1), torch.zeros(1, dtype=torch.long)
         self.manual_backward(loss)
         if batch_idx % self.window == 0:
-            for optimizer in self.optimizers():
+            optimizers = self.optimizers()
+            for optimizer in [optimizers[batch_idx // self.window % 2]] if self.turns else optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["together", "in turns"])
 @pytest.mark.parametrize("window", [1, 2])
-def test_several_optimizers_step_once_together(window: int) -> None:
-    """`global_step` counts each, and so is odd before every step."""
+def test_several_optimizers_step_together_or_in_turns(window: int, turns: bool) -> None:
+    """Together `global_step` counts each, and so is odd before every step; in turns the second takes all due steps."""
     measured: dict[str, list[int]] = {}
 
     class Noting(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             for key in ("weight_rms/net.0.weight", "grad_norm_layer/net.0", "update_rms", "source_loss/all"):
                 if trainer.callback_metrics.pop(f"stability/{key}", None) is not None:
-                    measured.setdefault(key, []).append(trainer.global_step // 2)
+                    measured.setdefault(key, []).append(trainer.global_step // (1 if turns else 2))
 
     monitors = [WeightMonitor(), GradientMonitor(), UpdateMonitor(), SourceLoss(names=["all"])]
-    trainer = quiet_trainer(*monitors, Noting(), max_steps=12, log_every_n_steps=2)
-    trainer.fit(TwoOptimizers(window), TinyData())
+    trainer = quiet_trainer(*monitors, Noting(), max_steps=6 if turns else 12, log_every_n_steps=2)
+    trainer.fit(TwoOptimizers(window, turns), TinyData())
     assert measured == {key: [2, 4, 6] for key in measured}
     assert len(measured) == 4

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,9 @@ _CHUNK = 1 << 24
 class Target(Protocol):
     """Where copies go."""
 
+    def clear(self, name: str) -> None:
+        """Nothing of an unfinished copy of that name is to be left, nor what calls one whole that is written over."""
+
     def put(self, source: Path, name: str) -> tuple[int, int]:
         """Copy a file under a name, read the copy again, and return its (bytes, CRC-32)."""
 
@@ -34,6 +38,10 @@ class PlainFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def clear(self, name: str) -> None:
+        """See :class:`Target`."""
+        remove(partial_path(self.folder / name))
 
     def put(self, source: Path, name: str) -> tuple[int, int]:
         """See :class:`Target`."""
@@ -63,6 +71,12 @@ class ObjectStore:
                 f"checkpoints.mirror={url}: cannot be opened: {error}; install the package of fsspec for it, as s3fs."
             ) from error
         self._root = str(root).rstrip("/")
+
+    def clear(self, name: str) -> None:
+        """See :class:`Target`."""
+        for path in (f"{self._root}/{name}.complete", f"{self._root}/{name}"):  # in this order: a kill may come between
+            if self._fs.exists(path):
+                self._fs.rm(path, recursive=True)
 
     def put(self, source: Path, name: str) -> tuple[int, int]:
         """See :class:`Target`."""
@@ -173,9 +187,12 @@ class Mirror:
                 failed = error
             else:
                 return None
+        with suppress(Exception):  # it takes up room that the next copy may lack
+            self.target.clear(path.name)
         return failed
 
     def _copy(self, path: Path) -> None:
+        self.target.clear(path.name)
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         for file in files:
             name = str(Path(path.name) / file.relative_to(path)) if path.is_dir() else path.name

@@ -19,6 +19,9 @@ class Flaky:
     def __init__(self, target: Any, fails: int = 0, lies: int = 0) -> None:
         self.target, self.fails, self.lies, self.puts = target, fails, lies, 0
 
+    def clear(self, name: str) -> None:
+        self.target.clear(name)
+
     def put(self, source: Path, name: str) -> tuple[int, int]:
         self.puts += 1
         if self.puts <= self.fails:
@@ -127,6 +130,38 @@ def test_while_nothing_can_be_copied_what_was_given_up_waits(checkpoints: list[P
     assert target.puts == 4
     copy(made, checkpoints[1])
     assert all(map(made.is_verified, [*checkpoints, third]))
+
+
+def test_of_a_copy_that_was_given_up_nothing_takes_up_room(checkpoints: list[Path], tmp_path: Path) -> None:
+    made = Mirror(Flaky(PlainFolder(tmp_path / "m"), lies=4), tmp_path, attempts=2, pause=0.0)
+    for path in checkpoints:
+        with pytest.warns(UserWarning, match="instead of"):
+            copy(made, path)
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+def test_what_was_written_over_behind_a_rewind_is_not_called_complete_before_it_is(
+    checkpoints: list[Path], tmp_path: Path
+) -> None:
+    """Nor does it keep files of the older one, which had more parts."""
+    pytest.importorskip("fsspec")
+    file, folder = checkpoints
+    target = open_target("memory://rewound/runs", tmp_path / "name" / "0001")
+    fs, root = target._fs, target._root
+    made = mirror(checkpoints, target)
+    file.write_bytes(b"another branch")
+    (folder / "sub" / "b").unlink()
+    (folder / "a").write_bytes(b"of another branch")
+    made.target = Flaky(target, lies=1)
+    made.attempts = 1
+    with pytest.warns(UserWarning, match="instead of"):
+        copy(made, file)
+    assert not fs.exists(f"{root}/{file.name}.complete")
+    copy(made, folder)
+    assert all(map(made.is_verified, checkpoints))
+    assert fs.cat(f"{root}/{file.name}") == b"another branch"
+    assert [name.rpartition("/")[2] for name in fs.find(f"{root}/{folder.name}")] == ["a"]
+    assert all(fs.exists(f"{root}/{path.name}.complete") for path in checkpoints)
 
 
 def test_a_url_is_opened_by_fsspec_and_says_what_is_complete(checkpoints: list[Path], tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """All that is wrong with recipes and options, of every kind, in one message.
 
 Wrong keys and values are found leaf by leaf, what shows only when parts are built is found when they are built. So that
-the first kind does not hide the second, the parts are built from what is left without the wrong leaves.
+the first kind does not hide the second, the parts are built from what is left without the wrong leaves, and with
+something in the place of what is lacking.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lit_stable.cli.parser_message import is_incomplete, missing
 from lit_stable.cli.places import located
-from lit_stable.cli.problems import Finding, Path, judge_arguments, raising, recipe_findings
+from lit_stable.cli.problems import Finding, Path, error_of, judge_arguments, raising, recipe_findings
 from lit_stable.cli.recipe import as_options
 from lit_stable.cli.recipe_file import Layer
+
+#: One of them is accepted wherever something is required.
+_STAND_INS = ("1", "0.001", "{stand_in: {path: builtin:python-stdlib}}", "text", "[]", "{}")
 
 
 def every_problem(
@@ -47,13 +52,39 @@ def every_problem(
     wrong = {path for _, path, _ in findings}
     if lacking is not None and not any(".".join(path) in lacking for path in wrong):
         problems.append(lacking)
-    if problems and lacking is None:
+    if problems:
         with raising(parser):
-            found = built(parser.parse_args(good))
-        # A default in the place of a wrong value may fit nothing else: that is no fault of the recipe.
-        names = re.compile("|".join(rf"\b{re.escape(path[-1])}=" for path in wrong) or "$^")
+            good, filled = _completed(good, parser)
+            found = built(parser.parse_args(good)) if filled is not None else []
+        # What stands in the place of a wrong value may fit nothing else: that is no fault of the recipe.
+        made_up = {path[-1] for path in wrong} | {key.rpartition(".")[-1] for key in filled or ()}
+        names = re.compile("|".join(rf"\b{re.escape(name)}=" for name in made_up) or "$^")
         problems += located([problem for problem in found if not names.search(problem)], layers, argv)
     return problems, None if problems else parsed
+
+
+def _completed(good: list[str], parser: ArgumentParser) -> tuple[list[str], list[str] | None]:
+    """Arguments with something in the place of all that is lacking, and its keys; None where nothing fits there."""
+    filled: list[str] = []
+    while (error := error_of(parser, good)) is not None:
+        if not is_incomplete(error):
+            return good, None
+        for key in missing(error):
+            fits = (v for v in _STAND_INS if key not in _still_missing(parser, [*good, f"--{key}", v], key))
+            value = next(fits, None)
+            if value is None:
+                return good, None
+            good = [*good, f"--{key}", value]
+            filled.append(key)
+    return good, filled
+
+
+def _still_missing(parser: ArgumentParser, arguments: list[str], key: str) -> list[str]:
+    """What is lacking of the arguments; the key too where its value is refused."""
+    error = error_of(parser, arguments)
+    if error is None:
+        return []
+    return missing(error) if is_incomplete(error) else [key]
 
 
 def _without(argv: Sequence[str], findings: Sequence[Finding]) -> list[str]:

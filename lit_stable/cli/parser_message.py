@@ -26,6 +26,12 @@ def is_incomplete(message: str) -> bool:
     return _REQUIRED in message
 
 
+def missing(message: str) -> list[str]:
+    """The keys that an incomplete recipe lacks; of those inside a class the parser names one class at a time."""
+    names = message.split(_REQUIRED)[-1].splitlines()[0].split(", ")
+    return [".".join([*_KEY.findall(message), name]) for name in names]
+
+
 def rejected_option(message: str) -> str | None:
     """The key that no group or class accepts, if that is the problem; of one inside it the key itself."""
     match = _REJECTED.search(message)
@@ -52,10 +58,7 @@ def reason(message: str, value: Any = None, key: str = "") -> str:
     """
     keys = _KEY.findall(message)
     if is_incomplete(message):
-        missing = message.split(_REQUIRED)[-1].splitlines()[0].split(", ")
-        return (
-            f"{', '.join('.'.join([*keys, name]) for name in missing)}: missing; set in a recipe or on the command line"
-        )
+        return f"{', '.join(missing(message))}: missing; set in a recipe or on the command line"
     lines = _innermost(message.splitlines())
     said = [line.strip(" -") for line in lines if not _NO_REASON.match(line.strip(" -"))]
     for entry in filter(None, map(_KEYS.match, said)):  # of a mapping with given keys, inside a list

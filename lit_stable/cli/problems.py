@@ -96,12 +96,12 @@ def judge_arguments(argv: Sequence[str], parser: ArgumentParser) -> Judged:
         good: list[str] = []
         for option in options:
             # Together with the recipes, since an option may set one argument of a class that a recipe names.
-            error = None if option[0] == "--config" else _error(parser, [*recipes, *option])
+            error = None if option[0] == "--config" else error_of(parser, [*recipes, *option])
             if error is None or is_incomplete(error):
                 good += option
             else:
                 problems += _argument_problems(option, error, parser)
-        lacking = _error(parser, good)
+        lacking = error_of(parser, good)
     return Judged(problems, good, None if lacking is None else f"{reason(lacking)}.")
 
 
@@ -150,12 +150,12 @@ def _layer_problems(
         elif any(path[:n] in own_classes and path[n] not in _CLASS_KEYS for n in range(len(path))):
             yield path, "stands beside class_path; arguments of the class stand under init_args."
         else:
-            error = _error(parser, _nested(path, value, classes))
+            error = error_of(parser, _nested(path, value, classes))
             if error is not None and not is_incomplete(error):
                 if whole := _no_mapping(path, known, parser):
                     judged.append(whole)
                     given = reduce(getitem, whole, data)
-                    yield whole, _describe(_error(parser, _nested(whole, given, classes)) or error, given, whole)
+                    yield whole, _describe(error_of(parser, _nested(whole, given, classes)) or error, given, whole)
                     continue
                 if path[-1] == "class_path":
                     judged.append(path[:-1])
@@ -171,7 +171,7 @@ def _no_mapping(path: Path, known: list[str], parser: ArgumentParser) -> Path | 
     groups = _groups(known)
     above = (path[:n] for n in range(1, len(path)))
     option = next((part for part in above if ".".join(part) in known and ".".join(part) not in groups), None)
-    error = None if option is None else _error(parser, _nested(option, {}, {}))
+    error = None if option is None else error_of(parser, _nested(option, {}, {}))
     if error is None or is_incomplete(error) or "subclass" in error or "class_path" in error:
         return None
     return option
@@ -275,7 +275,7 @@ def _options(argv: Sequence[str]) -> Iterator[list[str]]:
         yield current
 
 
-def _error(parser: ArgumentParser, given: dict[str, Any] | Sequence[str]) -> str | None:
+def error_of(parser: ArgumentParser, given: dict[str, Any] | Sequence[str]) -> str | None:
     """What the parser says against a recipe or arguments; None where it accepts them."""
     try:
         if isinstance(given, dict):

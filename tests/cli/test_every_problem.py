@@ -47,8 +47,9 @@ def test_wrong_keys_options_and_parts_come_together_each_with_its_place(tmp_path
 def test_what_is_missing_because_it_is_wrong_is_not_named_twice(tmp_path):
     recipe = write_recipe(tmp_path, model__schedule={"peak": "high", "horizon": 10}, data__micro_batch=3)
     done = command("check", "--config", recipe)
-    assert len(done.err.splitlines()) == 1
-    assert "model.schedule.peak: must be a float, not 'high'." in done.err
+    wrong, other = done.err.splitlines()
+    assert wrong.endswith("model.schedule.peak: must be a float, not 'high'.")
+    assert "data.micro_batch=3: must divide data.global_batch=4" in other
 
 
 def test_what_is_missing_elsewhere_is_named_behind_what_is_wrong(tmp_path):
@@ -58,6 +59,23 @@ def test_what_is_missing_elsewhere_is_named_behind_what_is_wrong(tmp_path):
     assert "model.schedule.peek: is no option; nearest is model.schedule.peak." in lines[0]
     assert lines[1].endswith(": missing; set in a recipe or on the command line.")
     assert "model.schedule.peak" in lines[1]
+
+
+def test_what_is_missing_hides_nothing_that_shows_when_parts_are_built(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "stability: {grad_clip: {max_norm: -1}}\n"
+        "graceful_stop: {also: [SIGKILL]}\n"
+        "checkpoints: {every_steps: 0}\n"
+        "model: {gpt: {n_layer: 2, n_head: 3, d_model: 32}, schedule: {horizon: 10}}\n"
+    )
+    lines = command("check", "--config", recipe).err.removeprefix("lit-stable check: ").splitlines()
+    lacking = "model.schedule.peak, data.sources, data.sequence_length, data.micro_batch, data.global_batch"
+    assert lines[0] == f"{lacking}: missing; set in a recipe or on the command line."
+    told = "\n".join(lines[1:])
+    for place in ("4: model.gpt.d_model=32", "3: checkpoints.every_steps=0", "2: `GracefulStop(", "1: `GradClip("):
+        assert f"{recipe}:{place}" in told, told
+    assert len(lines) == 5, told
 
 
 def test_a_default_in_the_place_of_a_wrong_value_is_no_problem(tmp_path):

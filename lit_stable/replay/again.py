@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def replay_once(start: Start, step: int, name: str, words: Sequence[str] = (), c
         words: Options on top of the recipe, as on the command line.
         compiles: Whether the network is compiled where it was in the run; no module inside is looked at then.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # Report and session are left out on purpose.
+        warnings.filterwarnings("ignore", ".*callbacks used to create the checkpoint need to be provided.*")
         options = [
             "--config",
             str(start.recipe),

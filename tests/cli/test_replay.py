@@ -35,11 +35,12 @@ def listing(run: Path) -> list[Path]:
     return sorted(p for p in run.rglob("*") if p.is_file())
 
 
-def test_a_replay_is_the_same_to_the_bit_and_leaves_no_trace(run: Path) -> None:
+def test_a_replay_is_the_same_to_the_bit_and_leaves_no_trace(run: Path, recwarn: pytest.WarningsRecorder) -> None:
     before = listing(run)
     done = command("replay", run, "--step", "6")
     lines = done.out.splitlines()
     assert done.code == 0, done.err
+    assert not [w for w in recwarn if "need to be provided" in str(w.message)]  # what is left out on purpose
     page = lines[next(i for i, line in enumerate(lines) if line.startswith(f"{run}: step 6")) :]
     assert page[0] == f"{run}: step 6, 2 times from {run}/checkpoints/step-00000004.ckpt, by recipe-02.yaml"
     assert page[1] == "noise: none, replays are equal to the bit"

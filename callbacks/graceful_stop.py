@@ -21,12 +21,10 @@ from .private_names import (
     window_is_open,
 )
 from .recovery_exit import Rewind
+from .stop_signals import number_of, wrong_with
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-#: What schedulers give notice by. Others tell a process of a fault of its own, of its children or of its terminal.
-NOTICES = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGALRM", "SIGURG")
 
 
 class GracefulStop(StabilityCallback):
@@ -72,8 +70,8 @@ class GracefulStop(StabilityCallback):
     def __init__(self, dirpath: str | None = None, also: list[str] | None = None) -> None:
         self.dirpath = dirpath
         self.also = list(also or [])
-        refuse_all(f"`GracefulStop(also={self.also})`: {wrong}" for wrong in map(_wrong_with, self.also) if wrong)
-        self._heeded = dict.fromkeys((signal.SIGINT, signal.SIGTERM, *map(_signal, self.also)))
+        refuse_all(f"`GracefulStop(also={self.also})`: {wrong}" for wrong in map(wrong_with, self.also) if wrong)
+        self._heeded = dict.fromkeys((signal.SIGINT, signal.SIGTERM, *map(number_of, self.also)))
         self.signal: int | None = None
         self._received = self._left_over = 0
         self._interrupted = False
@@ -94,7 +92,7 @@ class GracefulStop(StabilityCallback):
 
     def _refuse_requeueing(self, trainer: Trainer) -> None:
         taken = requeue_signal(trainer)
-        if taken is not None and taken in map(_signal, self.also):
+        if taken is not None and taken in map(number_of, self.also):
             raise MisconfigurationException(
                 f"`GracefulStop(also={self.also})`: under Slurm Lightning requeues the job on"
                 f" {signal.Signals(taken).name}; give the trainer the plugin SLURMEnvironment(auto_requeue=False), or"
@@ -167,22 +165,3 @@ class GracefulStop(StabilityCallback):
         self._end.undo(trainer)
         restore_sigterm_broadcast(trainer)
         self._ranks.close()
-
-
-def _signal(name: str) -> int:
-    return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
-
-
-def _wrong_with(name: str) -> str | None:
-    """Why a signal cannot stop a run, in words; ``None`` where it can."""
-    whole = name if name.startswith("SIG") else f"SIG{name}"
-    known = [one for one in NOTICES if hasattr(signal, one)]
-    if whole in (*known, "SIGINT", "SIGTERM"):
-        return None
-    if whole not in signal.Signals.__members__:
-        why = "is no signal"
-    elif whole in ("SIGKILL", "SIGSTOP"):
-        why = "can be heeded by no process"
-    else:
-        why = "gives notice of something else than the end of a job"
-    return f"{name!r} {why}; name one of {', '.join(known)}."

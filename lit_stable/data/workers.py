@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from lit_stable.callbacks.graceful_stop import NOTICES
+from lit_stable.callbacks.stop_signals import STOPPING, number_of
 
 BatchT = TypeVar("BatchT")
 
@@ -51,9 +51,8 @@ class BeginWorker:
 
     def __call__(self, worker: int) -> None:
         self.pids[worker] = os.getpid()  # first: from the next line on the trainer must know whom to end
-        for name in ("SIGINT", "SIGTERM", *NOTICES):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for name in STOPPING:
+            signal.signal(number_of(name), signal.SIG_IGN)
         Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -99,3 +101,10 @@ def is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_what_a_worker_that_is_started_anew_imports_is_not_lightning() -> None:
+    """Under forkserver and spawn each of them imports the modules of what it is given."""
+    code = "import sys, lit_stable.data.stream, lit_stable.data.workers; print('lightning' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "False"

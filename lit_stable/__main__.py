@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -64,7 +63,6 @@ exit codes:
   143  stopped by SIGTERM, a checkpoint was written"""
 
 _READER_GONE = 141  # 128 + SIGPIPE, what a shell reports of other programs
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return _READER_GONE
     except OSError as error:
-        if error.filename is not None or error.errno not in _NO_ROOM:  # files are named, see `callbacks.not_written`
+        from lit_stable.callbacks.not_written import FULL  # late: nothing is imported for help
+
+        if error.filename is not None or error.errno not in FULL:  # files are named there
             raise
         _drop_output()
         remedy = "make room, or send it elsewhere"

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from lit_stable.callbacks.shards import local
 from lit_stable.strategies.mesh import TENSOR
 
 
@@ -54,7 +55,7 @@ def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None
     on the mean as the others do: copies stay equal.
     """
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    pieces = [_local(gradient) for gradient in gradients]
+    pieces = [local(gradient) for gradient in gradients]
     flags = torch.ones(len(parameters), device=pieces[0].device)
     for index in (i for i, p in enumerate(parameters) if p.grad is None):
         flags[index].zero_()  # on the device: an assignment would wait for it
@@ -70,7 +71,3 @@ def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup | None
     for index, is_used in zip(absent, anywhere[absent].tolist(), strict=True):
         if is_used:
             parameters[index].grad = gradients[index]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

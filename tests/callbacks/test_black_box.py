@@ -13,7 +13,7 @@ import torch
 from hosts import WithholdsSteps, loader
 from lightning.pytorch.plugins import MixedPrecision
 from no_sync import NoSync
-from tiny_fit import TinyData, TinyModule, Watch, adamw, quiet_trainer
+from tiny_fit import TinyData, TinyModule, Turns, Watch, adamw, quiet_trainer
 from tiny_gpt_run import fit, sample
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -249,24 +249,10 @@ def test_numbers_out_of_range_are_refused(wrong: dict[str, int]) -> None:
         BlackBox(**wrong)
 
 
-class Turns(TinyModule):
-    """Two optimizers that step in turns, the second first."""
-
-    automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        first, *rest = self.net
-        return [torch.optim.AdamW(m.parameters()) for m in (first, torch.nn.ModuleList(rest))]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer = self.optimizers()[1 - batch_idx % 2]
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def test_of_optimizers_that_take_turns_each_is_on_record(tmp_path: Path) -> None:
-    quiet_trainer(Tells(tmp_path, 4), BlackBox(steps=4), max_steps=4).fit(Turns(), TinyData())
+    module = Turns()
+    module.first = 1
+    quiet_trainer(Tells(tmp_path, 4), BlackBox(steps=4), max_steps=4).fit(module, TinyData())
     (found,) = dumps(tmp_path).values()
     for row in found["steps"]:
         layers = [name for name in row if name.startswith("grad_norm/")]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
+from passes_over import PassesOverStep3
 from tiny_fit import TinyData, TinyModule, Watch, adamw, quiet_trainer
 from tiny_gpt_run import SaveEveryMicroBatch, equal_bits, fit, tiny_module
 from torch import Tensor, nn
@@ -26,7 +27,6 @@ from lit_stable.callbacks import (
 )
 from lit_stable.callbacks.attention_logits import largest_logits
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.callbacks.device_step import hook_steps, skip_step
 
 LOUD = 30.0  # factor on the projections of the first layer's first head, so that its logits are large
 
@@ -230,16 +230,6 @@ def scaler() -> dict[str, Any]:
     return {"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=256.0))]}
 
 
-class PassesOver(Callback):
-    """Skips step 3 behind all others, as a rung of the recovery ladder does."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        hook_steps(trainer, trainer.optimizers[0])
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        skip_step(trainer, optimizer, torch.tensor(trainer.global_step == 2))
-
-
 class WithholdsStep3(Stranger):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         if batch_idx == 2:
@@ -252,7 +242,7 @@ SKIPS: dict[str, Any] = {
     "spike": lambda make: (Stranger(make, overflow=(2,)), [GradSpikeSkip()], {}),
     "scripted": lambda make: (Stranger(make), [ScriptedSkip([3])], {}),
     "clip": lambda make: (Stranger(make, overflow=(2,)), [GradClip(1e6)], {}),
-    "recovery": lambda make: (Stranger(make), [PassesOver()], {}),
+    "recovery": lambda make: (Stranger(make), [PassesOverStep3()], {}),
     "scaler": lambda make: (Stranger(make, overflow=(2,)), [], scaler()),
     "scaler and clip": lambda make: (Stranger(make, overflow=(2,)), [GradClip(1e6)], scaler()),
     "withheld": lambda make: (WithholdsStep3(make), [], {}),

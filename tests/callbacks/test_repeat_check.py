@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fit import TinyData, TinyModule, assert_same_bits, quiet_trainer, snapshot
+from tiny_fit import TinyData, TinyModule, Turns, assert_same_bits, quiet_trainer, snapshot
 from torch import Tensor
 
 from lit_stable.callbacks import Events, InvariantViolation, RepeatCheck
@@ -81,22 +81,6 @@ def test_it_ends_the_run_if_it_is_told_to(tmp_path: Path) -> None:
     module = Faulty("forward", lambda number, x: flipped(x) if number == SECOND[1] else x)
     with pytest.raises(InvariantViolation, match="step 2: the same micro-batch came out twice not the same on ranks"):
         check(tmp_path, module, on_violation="raise")
-
-
-class Turns(TinyModule):
-    """Two optimizers that step in turns, the second in every second batch."""
-
-    automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        first, *rest = self.net
-        return [torch.optim.AdamW(m.parameters()) for m in (first, torch.nn.ModuleList(rest))]
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer = self.optimizers()[batch_idx % 2]
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def test_a_step_of_the_second_of_two_optimizers_is_checked_too() -> None:

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.plugins import MixedPrecision
+from passes_over import PassesOverStep3
 from tiny_fit import SaveAtSteps, TinyData, TinyModule, Watch, adamw, assert_same_bits, quiet_trainer
 
 from lit_stable.callbacks import AccumulationWindows, GradClip, GradSpikeSkip, Progress, ScriptedSkip
-from lit_stable.callbacks.device_step import hook_steps, skip_step
 
 if not hasattr(lightning_callbacks, "WeightAveraging"):
     pytest.skip("Lightning has WeightAveraging from 2.6 on", allow_module_level=True)
@@ -45,16 +44,6 @@ def test_the_average_stands_still_on_a_scripted_skip_too() -> None:
     quiet_trainer(*own, max_steps=4).fit(TinyModule(adamw()), TinyData())
     assert_same_bits(seen[3], seen[2])
     assert not torch.equal(seen[4]["module.net.0.weight"], seen[3]["module.net.0.weight"])
-
-
-class PassesOverStep3(Callback):
-    """Behind all others, as a rung of the recovery ladder does."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        hook_steps(trainer, trainer.optimizers[0])
-
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
-        skip_step(trainer, optimizer, torch.tensor(trainer.global_step == 2))
 
 
 class Overflows(TinyModule):

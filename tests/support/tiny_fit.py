@@ -157,3 +157,20 @@ class SaveAtSteps(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *rest: Any) -> None:
         self.seen += 1
         trainer.save_checkpoint(self.folder / f"micro-{self.seen}.ckpt")
+
+
+class Turns(TinyModule):
+    """Two optimizers that step in turns; ``first`` is the place of the one that begins."""
+
+    automatic_optimization = False
+    first = 0
+
+    def configure_optimizers(self) -> Any:
+        first, *rest = self.net
+        return [torch.optim.AdamW(m.parameters()) for m in (first, nn.ModuleList(rest))]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer = self.optimizers()[(self.first + batch_idx) % 2]
+        optimizer.step()
+        optimizer.zero_grad()

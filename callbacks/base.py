@@ -99,6 +99,13 @@ class StabilityCallback(Callback):
         refuse_twins(trainer, self)
         arrange(trainer)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
+            self.drop_window()
+
+    def drop_window(self) -> None:
+        """Override to forget what was added up in an accumulation window whose gradients are in no step."""
+
 
 def refuse_all(problems: Iterable[str]) -> None:
     """Raise with every problem on a line of its own, where there is any."""

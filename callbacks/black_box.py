@@ -125,10 +125,9 @@ class BlackBox(StabilityCallback):
         except MisconfigurationException:  # no text; the numbers are worth having all the same
             self._has_tokens = False
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
-            self._loss.clear()
-            self._open = HostRow()
+    def drop_window(self) -> None:
+        self._loss.clear()
+        self._open = HostRow()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._loss.add(loss)

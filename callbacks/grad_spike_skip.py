@@ -179,9 +179,8 @@ class GradSpikeSkip(StabilityCallback):
         if self._handles:
             clear_all(trainer)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
-            self._loss.clear()
+    def drop_window(self) -> None:
+        self._loss.clear()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._loss.add(loss)

@@ -210,10 +210,9 @@ class Progress(StabilityCallback):
         self._window.begin_fit(trainer, pl_module)
         self.start = self.mark
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
-            self._window.clear()
-            self.start = self.mark
+    def drop_window(self) -> None:
+        self._window.clear()
+        self.start = self.mark
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if batch is None:

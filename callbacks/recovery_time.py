@@ -77,9 +77,8 @@ class RecoveryTime(Monitor):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._window.clear()
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
-            self._window.clear()
+    def drop_window(self) -> None:
+        self._window.clear()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._window.add(loss)

@@ -59,9 +59,8 @@ class SourceLoss(Monitor):
             )
         self._names, self._sums = list(found), None
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
-            self._sums = None
+    def drop_window(self) -> None:
+        self._sums = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self.is_due(trainer):

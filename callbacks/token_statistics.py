@@ -74,9 +74,8 @@ class TokenStatistics(Monitor):
             )
         self._size = found
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if pl_module.automatic_optimization:  # an epoch that was cut short leaves a window that never steps
-            self._sums = self._worst = None
+    def drop_window(self) -> None:
+        self._sums = self._worst = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self.is_due(trainer):

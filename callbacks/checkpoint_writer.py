@@ -16,7 +16,9 @@ from .checkpoint_contents import CheckpointError, or_not_written
 from .host_agreement import HostAgreement
 from .piecewise_writes import piecewise_writes
 from .private_names import collective_timeout
+from .rank_gather import gather_objects
 from .sharded_save import ShardedSave
+from .shared_folder import not_all_there
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -108,8 +110,7 @@ class CheckpointWriter:
                     path.parent.mkdir(parents=True, exist_ok=True)  # a link to the file can be made before the file
                     self.background.begin(later)
                 else:
-                    if partial.is_dir():
-                        self._write_checksums(trainer, partial)
+                    self._write_checksums(trainer, path)
                     if trainer.is_global_zero:
                         files.publish(path)
             trainer.strategy.barrier()
@@ -169,12 +170,16 @@ class CheckpointWriter:
             raise
 
     @staticmethod
-    def _write_checksums(trainer: Trainer, folder: Path) -> None:
-        own = files.shard_files(folder)[trainer.global_rank :: trainer.world_size]
-        entries = [{str(p.relative_to(folder)): files.checksum(p) for p in own}]
-        if trainer.world_size > 1:
-            gathered: list[Any] = [None] * trainer.world_size
-            dist.all_gather_object(gathered, entries[0])
-            entries = gathered
+    def _write_checksums(trainer: Trainer, path: Path) -> None:
+        """Of a folder; a file has its own."""
+        folder = files.partial_path(path)
+        views = gather_objects([str(p.relative_to(folder)) for p in files.shard_files(folder)])
+        names = sorted(set().union(*views))
+        if hidden := [name for name in names if any(name not in view for view in views)]:
+            raise CheckpointError(not_all_there(path, hidden))  # on every rank: each has all views
+        if not names:
+            return
+        own = names[trainer.global_rank :: trainer.world_size]
+        entries = gather_objects({name: files.checksum(folder / name) for name in own})
         if trainer.is_global_zero:
             files.write_checksums(folder, {name: entry for part in entries for name, entry in part.items()})

@@ -1,6 +1,8 @@
-"""The same tensor of every rank, side by side."""
+"""The same thing of every rank, side by side."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,3 +19,12 @@ def gather_ranks(tensor: Tensor) -> Tensor:
     gathered = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, tensor.contiguous())
     return torch.stack(gathered)
+
+
+def gather_objects(thing: Any) -> list[Any]:
+    """What can be pickled, of every rank, in the order of ranks; for rare occasions, since the host waits for it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [thing]
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, thing)
+    return gathered

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch.distributed as dist
-
 from . import checkpoint_files as files
 from .base import MisconfigurationException, StabilityCallback
 from .checkpoint_contents import (
@@ -23,7 +21,10 @@ from .eight_bit_checkpoint import prepare_optimizers, refuse_unread
 from .newest_checkpoint import whole_one_instead
 from .optimizer_state import initialise_state, step_count
 from .parameter_order import in_todays_order, names_by_group
+from .private_storage_names import saves_shards
+from .rank_gather import gather_objects
 from .shards import has_fsdp1
+from .shared_folder import refuse_unshared
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -102,6 +103,9 @@ class SafeCheckpoints(StabilityCallback):
         strategy.load_optimizer_state_dict = self._around_optimizers(trainer, strategy.load_optimizer_state_dict)  # type: ignore[method-assign]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if saves_shards(trainer):
+            for folder in _folders(trainer):
+                refuse_unshared(folder)
         for optimizer in trainer.optimizers:
             initialise_state(optimizer)
 
@@ -217,11 +221,7 @@ class SafeCheckpoints(StabilityCallback):
         if trainer.is_global_zero:
             files.recover(path)
         trainer.strategy.barrier()
-        found = [files.damage(path, trainer.global_rank, trainer.world_size)]
-        if trainer.world_size > 1:
-            gathered: list[str | None] = [None] * trainer.world_size
-            dist.all_gather_object(gathered, found[0])
-            found = gathered
+        found = gather_objects(files.damage(path, trainer.global_rank, trainer.world_size))
         wrong = next((phrase for phrase in found if phrase), None)
         if wrong is None:
             return
@@ -242,6 +242,12 @@ class SafeCheckpoints(StabilityCallback):
                     " so its state was not restored; make sure the optimizer and its parameter groups are those that"
                     " wrote the checkpoint."
                 )
+
+
+def _folders(trainer: Trainer) -> list[Path]:
+    """Where Lightning's own callbacks save, but for places with a scheme."""
+    named = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
+    return [Path(folder) for folder in named if folder is not None and "://" not in str(folder)]
 
 
 def wait_for_saves(trainer: Trainer) -> None:

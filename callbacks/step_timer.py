@@ -7,7 +7,6 @@ import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .base import refuse_all
@@ -16,7 +15,7 @@ from .events import Event, Events, emit
 from .monitor import Monitor
 from .private_names import restore_sigterm_broadcast, watch_sigterm_broadcast
 from .progress import Progress
-from .rank_gather import gather_ranks
+from .rank_gather import gather_objects, gather_ranks
 from .scalars import Scalars
 from .step_clock import StepClock, calls_that_gather
 from .stragglers import Late, UsualTime, latest, steady
@@ -98,10 +97,7 @@ class StepTimer(Monitor):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._release()
-        self._hosts = [socket.gethostname()]
-        if trainer.world_size > 1:
-            self._hosts = [""] * trainer.world_size
-            dist.all_gather_object(self._hosts, socket.gethostname())
+        self._hosts = gather_objects(socket.gethostname())
         self._seen = self._first = Progress.of(trainer).steps
         self._straggler, self._slow_device = None, (None, 0)
         self._usual = UsualTime()

@@ -48,11 +48,13 @@ class Command:
                 value_follows = False
             elif word.partition("=")[0] not in _WHERE:
                 kept.append(word)
-        launched = launched_devices()
-        program = ["lit-stable"]
-        if launched and launched["num_nodes"] == 1:
-            program = [*["torchrun", "--standalone", "--nproc-per-node"], str(launched["devices"]), "-m", "lit_stable"]
-        return shlex.join([*program, self.name, *kept, "--resume", "auto"])
+        launched, program, where = launched_devices(), ["lit-stable"], ""
+        if launched:
+            hosts = launched["num_nodes"]
+            alone = ["--standalone"] if hosts == 1 else ["--nnodes", str(hosts)]
+            program = [*["torchrun", *alone, "--nproc-per-node"], str(launched["devices"]), "-m", "lit_stable"]
+            where = "" if hosts == 1 else f"on each of {hosts} hosts, with their rendezvous: "
+        return where + shlex.join([*program, self.name, *kept, "--resume", "auto"])
 
 
 def _name(path: Path) -> str:

@@ -13,6 +13,7 @@ from lit_stable.callbacks.accumulation import AverageOver
 from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.positions import Range
 from lit_stable.callbacks.progress import Progress
+from lit_stable.callbacks.rank_agreement import on_every_rank
 from lit_stable.callbacks.topology import data_parallel_rank, data_parallel_size
 from lit_stable.data.arguments import argument_problems
 from lit_stable.data.batch_sizes import batch_size_problems, ramp_of, samples_before
@@ -212,11 +213,10 @@ class TokenDataModule(LightningDataModule):
             ensure_builtin(path.removeprefix(BUILTIN_PREFIX), self.tokenizer)
 
     def setup(self, stage: str | None = None) -> None:
-        """Open all stores, on every rank."""
+        """Open all stores, on every rank: where one of them cannot, none goes on."""
         by_date = self.order.by == "date"
-        self.opened = open_data(
-            self.sources, self.validation, self.validation_from, self.tokenizer, self.sequence_length, by_date
-        )
+        stores = (self.sources, self.validation, self.validation_from, self.tokenizer, self.sequence_length, by_date)
+        self.opened = on_every_rank("its data", lambda: open_data(*stores))
 
     def state_dict(self) -> dict[str, Any]:
         """The reshuffles of this run, with their positions; nothing when there are none."""

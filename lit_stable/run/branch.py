@@ -157,7 +157,7 @@ def changes(old: dict[str, Any], new: dict[str, Any], but: tuple[str, ...] = ())
     """
     if _on_conflict(new) != "override":
         but = (*but, SCHEDULE)
-    before, after = _leaves(_folded(old, new)), _leaves(_folded(new, old))
+    before, after = leaves(_folded(old, new)), leaves(_folded(new, old))
     keys = [*after, *(k for k in before if k not in after)]
     return [
         f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
@@ -180,7 +180,8 @@ def _folded(node: Any, other: Any) -> Any:
     return {key: _folded(value, other.get(key) if isinstance(other, dict) else None) for key, value in node.items()}
 
 
-def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
+def leaves(node: Any, prefix: str = "") -> dict[str, Any]:
+    """A resolved recipe as one mapping, its keys joined by dots."""
     if not isinstance(node, dict) or not node:
         return {prefix.removesuffix("."): node}
-    return {key: value for k, v in node.items() for key, value in _leaves(v, f"{prefix}{k}.").items()}
+    return {key: value for k, v in node.items() for key, value in leaves(v, f"{prefix}{k}.").items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.optim import Optimizer
 
 from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException
+from lit_stable.callbacks.rank_agreement import refuse_ranks_that_differ
 from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.strategies.fsdp2_precision import as_policy
 from lit_stable.strategies.gradients import average_copied_gradients, average_whole_gradients
@@ -98,6 +100,11 @@ class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
                 f"torch {torch.__version__}: on CPUs its fully_shard sums gradients over the ranks instead of averaging"
                 " them; use strategy ddp there, or a newer torch (2.13 averages)."
             )
+
+    def _setup_distributed(self) -> None:
+        super()._setup_distributed()
+        # Before the mesh, whose process groups wait for all of their ranks.
+        refuse_ranks_that_differ("the mesh of fsdp2", {f"mesh.{k}": v for k, v in asdict(self.layout).items()})
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

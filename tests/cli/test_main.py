@@ -21,6 +21,7 @@ import yaml
 from tiny_recipe import STEPS, Done, command, losses, signal_at_line, start, write_recipe, write_store
 
 from lit_stable.callbacks.checkpoint_files import shard_files
+from lit_stable.cli.command import Command
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,17 @@ def test_what_the_table_says_to_type_goes_on_with_the_run(fitted, tmp_path):
     assert again.code == 0, again.err
     assert "resume=auto: going on with" in again.out
     assert "nothing to do:" in again.out
+
+
+def test_what_was_started_by_torchrun_goes_on_by_torchrun(monkeypatch):
+    typed = Command("fit", ["--config", "my.yaml", "--ckpt_path", "last"], [], [], [])
+    for world, launcher in [
+        (8, "torchrun --standalone --nproc-per-node 8"),
+        (16, "on each of 2 hosts, with their rendezvous: torchrun --nnodes 2 --nproc-per-node 8"),
+    ]:
+        for name, value in {"LOCAL_WORLD_SIZE": 8, "WORLD_SIZE": world, "TORCHELASTIC_RUN_ID": "none"}.items():
+            monkeypatch.setenv(name, str(value))
+        assert typed.to_go_on == f"{launcher} -m lit_stable fit --config my.yaml --resume auto"
 
 
 def test_ckpt_path_takes_a_file_and_a_run_folder(fitted):

@@ -113,21 +113,31 @@ class Script:
 
 
 def run_ranks(
-    processes: int, script: Path, words: Sequence[str], environ: dict[str, str], folder: Path, timeout: float
+    processes: int,
+    script: Path,
+    words: Sequence[str],
+    environ: dict[str, str],
+    folder: Path,
+    timeout: float,
+    hosts: int = 1,
 ) -> str:
-    """Run a script on several ranks; how they ended, in words. When one fails, or time is up, all are killed."""
+    """Run a script on several ranks; how they ended, in words. When one fails, or time is up, all are killed.
+
+    Their variables are those of ranks on so many hosts.
+    """
+    assert processes % hosts == 0, f"{processes} ranks on {hosts} hosts"
+    local = processes // hosts
     common = {
         **environ,
         "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(local),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "GROUP_RANK": "0",
+        "MASTER_PORT": str(free_port()),
         "TORCHELASTIC_RUN_ID": "none",  # by which Lightning knows that ranks are there already
     }
     ranks = []
     for rank in range(processes):
-        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        own = {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % local), "GROUP_RANK": str(rank // local)}
         ranks.append(_script(script, words, own, folder, folder / "launch.log"))
     try:
         return _watch(ranks, timeout)
@@ -182,7 +192,8 @@ def _kill_session(process: ForkServerProcess) -> None:
     _kill(process)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """One that nobody listens on now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forked import run_ranks
+from torchrun import Torchrun, hosts_needed
 
 SUPPORT = Path(__file__).parent
 
@@ -23,18 +22,23 @@ def run_scenarios(
     processes: int = 2,
     script: str = "rank_scenarios.py",
     timeout: float = 300,
+    hosts: int | None = None,
 ) -> dict[str, Any]:
-    """Run functions of a script of scenarios on several ranks, in one launch; what rank 0 returned, by name."""
+    """Run functions of a script of scenarios on several ranks, in one launch; what rank 0 returned, by name.
+
+    The ranks are dealt out over so many ``hosts``, by default over as few as the accelerator allows.
+    """
     results = folder / "results.jsonl"
     results.unlink(missing_ok=True)  # of an earlier launch in this folder
     words = [str(results), accelerator, *names]
-    path = os.pathsep.join([str(SUPPORT.parent.parent), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "SCENARIO_FOLDER": str(folder)}
+    environ = {**rank_environ(), "SCENARIO_FOLDER": str(folder)}
+    hosts = hosts or hosts_needed(processes, accelerator)
     if accelerator == "cpu":
-        ended = run_ranks(processes, SUPPORT / script, words, environ, folder, timeout)
+        ended = run_ranks(processes, SUPPORT / script, words, environ, folder, timeout, hosts)
     else:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        ended = _run([*torchrun, str(SUPPORT / script), *words], environ, folder, timeout)
+        log = folder / "launch.log"
+        launch = Torchrun([str(SUPPORT / script), *words], processes, hosts, environ, folder, [log])
+        ended = _end(launch, timeout)
     output = f"{processes} ranks {ended}:\n{(folder / 'launch.log').read_text(errors='replace')[-8000:]}"
     if not results.exists():
         pytest.fail(output)
@@ -46,16 +50,20 @@ def run_scenarios(
     return {name: found.get(name, {"error": output}) for name in names}
 
 
-def _run(command: list[str], environ: dict[str, str], folder: Path, timeout: float) -> str:
+def rank_environ() -> dict[str, str]:
+    """This environment, with the package and what supports its tests in reach, and one thread for a rank."""
+    path = os.pathsep.join([str(SUPPORT.parent.parent), str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def _end(launch: Torchrun, timeout: float) -> str:
     """How a launch ended, in words; one that takes too long is ended with all its ranks."""
-    with (folder / "launch.log").open("w") as file:
-        launch = subprocess.Popen(command, env=environ, cwd=folder, stdout=file, stderr=file, start_new_session=True)
-        try:
-            return f"ended with {launch.wait(timeout)}"
-        except subprocess.TimeoutExpired:
-            os.killpg(launch.pid, signal.SIGKILL)
-            launch.wait()
-            return f"were ended after {timeout:.0f} s"
+    try:
+        return f"ended with {' and '.join(map(str, launch.wait(timeout)))}"
+    except subprocess.TimeoutExpired:
+        return f"were ended after {timeout:.0f} s"
+    finally:
+        launch.kill()
 
 
 def of(*names: str) -> pytest.MarkDecorator:

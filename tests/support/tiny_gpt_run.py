@@ -29,6 +29,7 @@ from lit_stable.model.config import GPTConfig
 from lit_stable.module import GPTModule
 from lit_stable.optim.schedule import LRSchedule
 from lit_stable.strategies import fsdp1, fsdp2
+from lit_stable.strategies.launcher import launched_devices
 from lit_stable.strategies.loss_scale import DEFAULT, LossScale
 from lit_stable.strategies.mesh import ONE_COPY, MeshOptions
 from lit_stable.strategies.selection import select
@@ -160,7 +161,7 @@ def fit(
     own = [GradNorm(), windows, StepSeed(3), SafeCheckpoints(in_background), *([clip] if clip else [])]
     options: dict[str, Any] = dict(
         accelerator=accelerator,
-        devices=devices,
+        **_devices(devices),
         strategy=strategy,
         precision=precision,
         max_steps=steps,
@@ -179,6 +180,15 @@ def fit(
     module = module or tiny_module(**config)
     trainer.fit(module, datamodule=data or NumberedData(), ckpt_path=ckpt_path)
     return Fit(trainer, module, recorder.rows, whole_weights(module))
+
+
+def _devices(ranks: int) -> dict[str, int]:
+    """Options of a Trainer for so many ranks, which a launch may have dealt out over several hosts."""
+    launched = launched_devices()
+    if launched is None or launched["num_nodes"] == 1:
+        return {"devices": ranks}
+    assert launched["devices"] * launched["num_nodes"] == ranks, launched
+    return launched
 
 
 def whole_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:

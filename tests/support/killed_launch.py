@@ -1,32 +1,43 @@
-"""``torchrun`` over the command line, one rank of which is killed. By hand on a CPU: ``killed_launch.py FOLDER 4``."""
+"""``torchrun`` over the command line, one rank of which is killed.
+
+By hand on a CPU, with four ranks on one host or on two: ``killed_launch.py FOLDER 4 [2]``.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tiny_recipe import REPOSITORY, write_recipe
+from torchrun import Torchrun, hosts_needed
 
 LAST_STEP = 12
 
 
 @dataclass
 class Ended:
-    """How a launch ended: its code, the seconds from the kill to its end, what it printed, and who outlived it."""
+    """How a launch ended: for each host its agent's code, the seconds from the kill to its end and what it printed."""
 
-    code: int
-    seconds: float
-    said: str
+    codes: list[int]
+    seconds: list[float]
+    said: list[str]
+    host: int
+    """That of the rank that was killed."""
     left: list[int]
+    """Ranks of the first start that are still there, themselves or what they started."""
 
 
-def kill_one_rank(folder: Path, processes: int, accelerator: str, restarts: int, victim: int) -> Ended:
-    """Kill rank ``victim`` once step 5 is through; with ``restarts`` the launcher starts all ranks anew."""
+def kill_one_rank(
+    folder: Path, processes: int, accelerator: str, restarts: int, victim: int, hosts: int | None = None
+) -> Ended:
+    """Kill rank ``victim`` once step 5 is through; with ``restarts`` the launcher starts all ranks anew.
+
+    The ranks are dealt out over so many ``hosts``, by default over as few as the accelerator allows.
+    """
     recipe = write_recipe(
         folder,
         trainer__devices=processes,
@@ -36,65 +47,81 @@ def kill_one_rank(folder: Path, processes: int, accelerator: str, restarts: int,
         data__global_batch=2 * processes,
         checkpoints__every_steps=2,
     )
-    log = folder / f"launch-{restarts}.log"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     words = ["-m", "lit_stable", "fit", "--config", str(recipe), "--resume", "auto", "--run.name", f"killed-{restarts}"]
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
     environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with log.open("w") as file:
-        command = [*torchrun, f"--max-restarts={restarts}", *words]
-        launch = subprocess.Popen(command, env=environ, stdout=file, stderr=file, start_new_session=True)
+    hosts = hosts or hosts_needed(processes, accelerator)
+    logs = [folder / f"launch-{restarts}-host-{host}.log" for host in range(hosts)]
+    launch = Torchrun(words, processes, hosts, environ, folder, logs, restarts)
     try:
-        _wait_for_line(log, "step 5/", launch)
-        ranks = _ranks(launch.pid)
-        os.kill(ranks[victim], signal.SIGKILL)
-        since = time.monotonic()
-        code = launch.wait(300)
-        seconds = time.monotonic() - since
-        return Ended(code, seconds, log.read_text(), [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()])
+        _wait_for_line(logs, "step 5/", launch)
+        ranks = launch.ranks()
+        (host,) = (host for host, own in enumerate(ranks) if victim in own)
+        os.kill(ranks[host][victim], signal.SIGKILL)
+        seconds = _ends(launch, 300)
+        left = [pid for own in ranks for pid in own.values() if _is_there(pid)]
+        return Ended(launch.wait(0), seconds, [log.read_text() for log in logs], host, left)
     finally:
-        if launch.poll() is None:
-            os.killpg(launch.pid, signal.SIGKILL)
-            launch.wait()
+        launch.kill()
 
 
-def _wait_for_line(log: Path, beginning: str, launch: subprocess.Popen[bytes]) -> None:
-    while not any(line.startswith(beginning) for line in log.read_text().splitlines()):
-        assert launch.poll() is None, log.read_text()[-3000:]
+def _wait_for_line(logs: list[Path], beginning: str, launch: Torchrun) -> None:
+    while not any(line.startswith(beginning) for log in logs for line in log.read_text().splitlines()):
+        assert all(agent.poll() is None for agent in launch.agents), [log.read_text()[-3000:] for log in logs]
         time.sleep(0.1)
 
 
-def _ranks(launcher: int) -> dict[int, int]:
-    """Process ids of the launcher's children, by rank."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    found = {}
-    for child in children:
-        for variable in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-            if variable.startswith(b"RANK="):
-                found[int(variable[5:])] = int(child)
-    return found
+def _ends(launch: Torchrun, timeout: float) -> list[float]:
+    """Seconds from now until each agent has ended; infinite for one that has not by then."""
+    since = time.monotonic()
+    seconds = [float("inf")] * len(launch.agents)
+    while float("inf") in seconds and time.monotonic() - since < timeout:
+        for host, agent in enumerate(launch.agents):
+            if seconds[host] == float("inf") and agent.poll() is not None:
+                seconds[host] = time.monotonic() - since
+        time.sleep(0.1)
+    return seconds
+
+
+def _is_there(session: int) -> bool:
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def assert_all_are_gone(ended: Ended, victim: int) -> None:
-    assert ended.code == 1
-    assert ended.seconds < 60
+    """Of the hosts without the rank that was killed it is only asked that they end, and not as if all were well."""
+    assert ended.codes[ended.host] == 1
+    assert all(ended.codes)
+    assert max(ended.seconds) < 60
     assert not ended.left
-    error = ended.said[ended.said.rindex("Root Cause") :]
+    said = ended.said[ended.host]
+    error = said[said.rindex("Root Cause") :]
     assert f"rank      : {victim} " in error
     assert "Signal 9 (SIGKILL)" in error
 
 
 def assert_it_went_on(ended: Ended) -> None:
-    assert ended.code == 0, ended.said[-3000:]
-    assert "going on with" in ended.said
-    assert f"step {LAST_STEP}/{LAST_STEP}" in ended.said
+    assert not any(ended.codes), [said[-3000:] for said in ended.said]
+    assert not ended.left
+    said = "".join(ended.said)
+    assert "going on with" in said
+    assert f"step {LAST_STEP}/{LAST_STEP}" in said
+
+
+def _print(ended: Ended) -> None:
+    for host, (code, seconds) in enumerate(zip(ended.codes, ended.seconds, strict=True)):
+        killed = ", where the rank was killed" if host == ended.host else ""
+        print(f"host {host}{killed}: code {code} {seconds:.1f} s after the kill\n{ended.said[host][-700:]}\n")
 
 
 if __name__ == "__main__":
-    place, number = Path(sys.argv[1]), int(sys.argv[2])
-    dead = kill_one_rank(place, number, "cpu", restarts=0, victim=number - 2)
-    print(f"all gone {dead.seconds:.1f} s after the kill, code {dead.code}\n{dead.said[-700:]}")
+    place, number, several = Path(sys.argv[1]), int(sys.argv[2]), int([*sys.argv, "1"][3])
+    dead = kill_one_rank(place, number, "cpu", restarts=0, victim=number - 2, hosts=several)
+    _print(dead)
     assert_all_are_gone(dead, number - 2)
-    again = kill_one_rank(place, number, "cpu", restarts=1, victim=number - 2)
-    print(f"ended {again.seconds:.1f} s after the kill, code {again.code}")
+    again = kill_one_rank(place, number, "cpu", restarts=1, victim=number - 2, hosts=several)
+    _print(again)
     assert_it_went_on(again)

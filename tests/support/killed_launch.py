@@ -16,6 +16,7 @@ from tiny_recipe import REPOSITORY, write_recipe
 from torchrun import Torchrun, hosts_needed
 
 LAST_STEP = 12
+PATIENCE = 60.0  # seconds from the kill
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Ended:
     host: int
     """That of the rank that was killed."""
     left: list[int]
-    """Ranks of the first start that are still there, themselves or what they started."""
+    """Ranks of the first start that are still there a minute after the kill, themselves or what they started."""
 
 
 def kill_one_rank(
@@ -58,8 +59,12 @@ def kill_one_rank(
         ranks = launch.ranks()
         (host,) = (host for host, own in enumerate(ranks) if victim in own)
         os.kill(ranks[host][victim], signal.SIGKILL)
+        since = time.monotonic()
         seconds = _ends(launch, 300)
         left = [pid for own in ranks for pid in own.values() if _is_there(pid)]
+        while left and time.monotonic() - since < PATIENCE:  # what compiles for a rank ends a little after it
+            time.sleep(0.5)
+            left = [pid for pid in left if _is_there(pid)]
         return Ended(launch.wait(0), seconds, [log.read_text() for log in logs], host, left)
     finally:
         launch.kill()
@@ -95,7 +100,7 @@ def assert_all_are_gone(ended: Ended, victim: int) -> None:
     """Of the hosts without the rank that was killed it is only asked that they end, and not as if all were well."""
     assert ended.codes[ended.host] == 1
     assert all(ended.codes)
-    assert max(ended.seconds) < 60
+    assert max(ended.seconds) < PATIENCE
     assert not ended.left
     said = ended.said[ended.host]
     error = said[said.rindex("Root Cause") :]

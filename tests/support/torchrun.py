@@ -90,7 +90,8 @@ def _children(pid: int) -> list[int]:
 def _ranks(agent: int) -> dict[int, int]:
     found = {}
     for child in _children(agent):
-        for variable in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-            if variable.startswith(b"RANK="):
-                found[int(variable[5:])] = child
+        with contextlib.suppress(OSError):  # it has just ended
+            for variable in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+                if variable.startswith(b"RANK="):
+                    found[int(variable[5:])] = child
     return found

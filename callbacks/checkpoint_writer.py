@@ -173,10 +173,10 @@ class CheckpointWriter:
     def _write_checksums(trainer: Trainer, path: Path) -> None:
         """Of a folder; a file has its own."""
         folder = files.partial_path(path)
-        views = gather_objects([str(p.relative_to(folder)) for p in files.shard_files(folder)])
-        names = sorted(set().union(*views))
-        if hidden := [name for name in names if any(name not in view for view in views)]:
-            raise CheckpointError(not_all_there(path, hidden))  # on every rank: each has all views
+        views = gather_objects({str(p.relative_to(folder)) for p in files.shard_files(folder)})
+        names = sorted(set.union(*views))
+        if hidden := set(names) - set.intersection(*views):
+            raise CheckpointError(not_all_there(path, sorted(hidden)))  # on every rank: each has all views
         if not names:
             return
         own = names[trainer.global_rank :: trainer.world_size]

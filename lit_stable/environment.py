@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import platform
@@ -30,6 +31,15 @@ def versions() -> dict[str, str]:
     rows = {"lit-stable": _own_version(), "Python": platform.python_version(), "torch": _torch()}
     rows |= {package: _installed(package) for package in _PACKAGES}
     return {**rows, "OS": platform.platform(), "CPUs": str(os.cpu_count()), "GPUs": _gpus()}
+
+
+def code_digest() -> str:
+    """The first 12 digits of the SHA-256 over the package's own source: what no version and no commit may tell."""
+    package, sha256 = Path(__file__).resolve().parent, hashlib.sha256()
+    for root in (package, (package / "callbacks").resolve()):  # a link in a checkout
+        for file in sorted(root.rglob("*.py")):
+            sha256.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return sha256.hexdigest()[:12]
 
 
 def _own_version() -> str:

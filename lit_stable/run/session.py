@@ -24,7 +24,7 @@ from lit_stable.callbacks.safe_checkpoints import KEY
 from lit_stable.callbacks.shared_folder import refuse_unshared, who_does_not_see
 from lit_stable.callbacks.whole_file import write_whole
 from lit_stable.data.another_order import another_order
-from lit_stable.environment import versions
+from lit_stable.environment import code_digest, versions
 from lit_stable.module import GPTModule
 from lit_stable.run.beginnings import beginning_of, write_beginning
 from lit_stable.run.branch import (
@@ -45,8 +45,8 @@ from lit_stable.run.folder import checkpoint_step, new_folder, where_to_go_on
 from lit_stable.run.full_disk import on_rank_zero
 from lit_stable.run.under_way import LOCK, UnderWay
 
-_PLACES = re.compile(r"config|data\.sources\..*\.path|data\.validation\..*")
-_CODE = ("lit-stable", "torch", "lightning")
+_OF_A_HOST = re.compile(r"config|data\.sources\..*\.path|data\.validation\..*|data\.num_workers")
+_CODE = ("torch", "lightning")
 _FORBIDDEN = frozenset("/\\\0")
 _LONGEST = 255
 
@@ -133,10 +133,11 @@ class Session(Callback):
 
     def _alike(self, trainer: Trainer) -> dict[str, Any]:
         """What every rank trains with; where a host keeps its copy of the data is its own business."""
-        recipe = {key: value for key, value in leaves(self.recipe).items() if not _PLACES.fullmatch(key)}
-        code = {name: value for name, value in versions().items() if name in _CODE}
+        recipe = {key: value for key, value in leaves(self.recipe).items() if not _OF_A_HOST.fullmatch(key)}
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        return {**recipe, **{f"{name} (tokens)": value for name, value in data.fingerprint().items()}, **code}
+        tokens = {f"{name} (tokens)": value for name, value in data.fingerprint().items()}
+        code = {name: value for name, value in versions().items() if name in _CODE}
+        return {**recipe, **tokens, **code, "the code of lit-stable": code_digest()}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)

@@ -57,8 +57,10 @@ def meshes_that_differ() -> dict[str, Any]:
 
 @scenario
 def code_that_differs() -> dict[str, Any]:
-    found = {"lit-stable": f"0.{rank()}", "OS": f"Linux {rank()}"}
-    with mock.patch.object(session, "versions", return_value=found):
+    found = {"torch": "2", "OS": f"Linux {rank()}"}
+    versions = mock.patch.object(session, "versions", return_value=found)
+    code = mock.patch.object(session, "code_digest", return_value=f"abc{rank()}")
+    with versions, code:
         return _said(shared_folder())
 
 

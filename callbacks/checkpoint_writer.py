@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from .piecewise_writes import piecewise_writes
 from .private_names import collective_timeout
 from .rank_gather import gather_objects
 from .sharded_save import ShardedSave
-from .shared_folder import not_all_there
+from .shared_folder import not_all_there, unseen
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -106,10 +107,11 @@ class CheckpointWriter:
             with self._removed_unless_written(path, trainer.is_global_zero):
                 later = self._save(trainer, save, checkpoint, path, storage_options)
                 trainer.strategy.barrier()
+                is_later = self.in_background and any(gather_objects(later is not None))  # a file's on rank 0 alone
                 if later is not None:
                     path.parent.mkdir(parents=True, exist_ok=True)  # a link to the file can be made before the file
                     self.background.begin(later)
-                else:
+                elif not is_later:
                     self._write_checksums(trainer, path)
                     if trainer.is_global_zero:
                         files.publish(path)
@@ -173,13 +175,15 @@ class CheckpointWriter:
     def _write_checksums(trainer: Trainer, path: Path) -> None:
         """Of a folder; a file has its own."""
         folder = files.partial_path(path)
-        views = gather_objects({str(p.relative_to(folder)) for p in files.shard_files(folder)})
-        names = sorted(set.union(*views))
-        if hidden := set(names) - set.intersection(*views):
-            raise CheckpointError(not_all_there(path, sorted(hidden)))  # on every rank: each has all views
+        names = sorted(set().union(*gather_objects({str(p.relative_to(folder)) for p in files.shard_files(folder)})))
         if not names:
             return
         own = names[trainer.global_rank :: trainer.world_size]
+        looked_for = own if trainer.global_rank else names
+        hidden = {str(p.relative_to(folder)) for p in unseen(folder / name for name in looked_for)}
+        if hidden := set().union(*gather_objects(hidden)):
+            shutil.rmtree(folder, ignore_errors=True)  # this host's
+            raise CheckpointError(not_all_there(path, hidden))
         entries = gather_objects({name: files.checksum(folder / name) for name in own})
         if trainer.is_global_zero:
             files.write_checksums(folder, {name: entry for part in entries for name, entry in part.items()})

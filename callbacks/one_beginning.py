@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
-import torch.distributed as dist
-
 from .base import MisconfigurationException
+from .rank_gather import gather_objects, this_rank
 
 
 def refuse_beginnings_that_differ(path: Path | str | None) -> None:
@@ -19,16 +17,12 @@ def refuse_beginnings_that_differ(path: Path | str | None) -> None:
     Args:
         path: What this rank has found; ``None``: nothing, it begins at the start.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return
-    found: list[tuple[str, str]] = [("", "")] * dist.get_world_size()
-    dist.all_gather_object(found, (socket.gethostname(), "" if path is None else str(path)))
-    host, first = found[0]
-    for rank, (other_host, other) in enumerate(found):
+    (zeroth, first), *others = gather_objects((this_rank(), "" if path is None else str(path)))
+    for rank, other in others:
         if other != first:
             raise MisconfigurationException(
-                f"rank {rank} on {other_host} begins {_with(other)}, rank 0 on {host} {_with(first)}: they do not see"
-                " the same files; put the run's folder where all nodes see it, or name a checkpoint that all have."
+                f"{rank} begins {_with(other)}, {zeroth} {_with(first)}: they do not see the same files; put the run's"
+                " folder where all nodes see it, or name a checkpoint that all have."
             )
 
 

@@ -280,3 +280,10 @@ def compiled_graphs() -> int:
     """
     dynamo = sys.modules.get("torch._dynamo.utils")  # importing it costs a second
     return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+def saves_shards(trainer: Trainer) -> bool:
+    """Whether FSDP1, FSDP2 or Lightning's ``ModelParallelStrategy`` has each rank write its part of a checkpoint."""
+    strategy: Any = trainer.strategy
+    kind = getattr(strategy, "_state_dict_type", None)  # FSDP1
+    return kind == "sharded" or bool(getattr(strategy, "_save_distributed_checkpoint", False))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 
 def as_stored(obj: Any) -> tuple[torch.UntypedStorage, torch.dtype, Any, int] | None:
@@ -40,10 +37,3 @@ def place_in_shard(file: str, offset: int, length: int) -> Any:
 def default_store() -> Any:
     """The store by which the ranks found each other: what may pass between their threads without a collective."""
     return dist.distributed_c10d._get_default_store()
-
-
-def saves_shards(trainer: Trainer) -> bool:
-    """Whether each rank writes its part of a checkpoint, which strategies keep to themselves."""
-    strategy: Any = trainer.strategy
-    kind = getattr(strategy, "_state_dict_type", None)  # FSDP1
-    return kind == "sharded" or bool(getattr(strategy, "_save_distributed_checkpoint", False))

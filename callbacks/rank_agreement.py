@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from .base import MisconfigurationException
-from .rank_gather import gather_objects
+from .rank_gather import gather_objects, this_rank
 
 T = TypeVar("T")
 _FEW, _LONGEST = 3, 80
@@ -15,33 +15,36 @@ _REMEDY = "all ranks train one model by one recipe: start them all with the same
 
 
 def refuse_ranks_that_differ(what: str, facts: Mapping[str, Any]) -> None:
-    """Raise on all ranks where a fact differs between them; called by all of them, with plain data that compares.
+    """Raise on all ranks where a fact differs between them; called by all of them.
 
     Ranks that were started with other recipes or code either wait for each other for ever or, worse, train on: under
     DDP every rank steps with a learning rate of its own.
 
     Args:
         what: What the facts are about; ranks that ask about different things differ too.
-        facts: By name.
+        facts: Plain data by name; they differ where they are written differently.
 
     Raises:
-        MisconfigurationException: naming the first rank that differs from rank 0, its host and up to three facts.
+        MisconfigurationException: naming the first rank that differs from rank 0, both hosts and up to three facts.
     """
-    every = _of_all(what, dict(facts))
-    host, first = every[0]
-    for rank, (other_host, other) in enumerate(every):
+    (zeroth, first), *others = _of_all(what, {name: repr(value) for name, value in facts.items()})
+    for rank, other in others:
         unlike = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if unlike:
-            lines = [f"{name} is {_told(other, name)} and {_told(first, name)} on rank 0" for name in unlike[:_FEW]]
+            pairs = [(name, *_cut(other.get(name, "unset"), first.get(name, "unset"))) for name in unlike[:_FEW]]
+            lines = [f"{name} is {a} and {b} on rank 0" for name, a, b in pairs]
             more = f"; {len(unlike) - _FEW} more" if len(unlike) > _FEW else ""
-            raise MisconfigurationException(
-                f"rank {rank} on {other_host}, unlike rank 0 on {host}: {'; '.join(lines)}{more}; {_REMEDY}."
-            )
+            raise MisconfigurationException(f"{rank}, unlike {zeroth}: {'; '.join(lines)}{more}; {_REMEDY}.")
 
 
-def _told(facts: Mapping[str, Any], name: str) -> str:
-    text = str(facts.get(name, "not there"))
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+def _cut(*texts: str) -> tuple[str, ...]:
+    """Of texts that are long, what stands around the first place where they differ."""
+    if max(map(len, texts)) <= _LONGEST:
+        return texts
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    begin = max(0, sum(1 for _ in alike) - _LONGEST // 2)
+    end = begin + _LONGEST
+    return tuple(("..." if begin else "") + text[begin:end] + ("..." if text[end:] else "") for text in texts)
 
 
 def on_every_rank(what: str, act: Callable[[], T]) -> T:
@@ -53,30 +56,28 @@ def on_every_rank(what: str, act: Callable[[], T]) -> T:
 
     Raises:
         ValueError: on ranks that managed it where another did not, since they would wait for that one; it names that
-            rank, its host and what it says. Where ``act`` raised a ``ValueError`` or ``OSError``, that.
+            rank, its host and what it says. Where ``act`` raised something, that.
         MisconfigurationException: where ranks do different things.
     """
-    error: ValueError | OSError | None = None
+    error: Exception | None = None
     try:
         done = act()
-    except (ValueError, OSError) as own:
+    except Exception as own:
         error = own
     every = _of_all(what, None if error is None else str(error) or type(error).__name__)
     if error is not None:
         raise error
-    for rank, (host, said) in enumerate(every):
+    for rank, said in every:
         if said is not None:
-            raise ValueError("\n".join(f"rank {rank} on {host}: {line}" for line in said.splitlines()))
+            raise ValueError("\n".join(f"{rank}: {line}" for line in said.splitlines()))
     return done
 
 
 def _of_all(what: str, thing: Any) -> list[tuple[str, Any]]:
-    """(host, thing) of every rank, all of which are about the same."""
-    every = gather_objects((socket.gethostname(), what, thing))
-    host, first, _ = every[0]
-    for rank, (other_host, other, _) in enumerate(every):
+    """("rank 2 on HOST", thing) of every rank, all of which are about the same."""
+    every = gather_objects((this_rank(), what, thing))
+    zeroth, first, _ = every[0]
+    for rank, other, _ in every:
         if other != first:
-            raise MisconfigurationException(
-                f"rank {rank} on {other_host} begins with {other}, rank 0 on {host} with {first}; {_REMEDY}."
-            )
-    return [(host, thing) for host, _, thing in every]
+            raise MisconfigurationException(f"{rank} begins with {other}, {zeroth} with {first}; {_REMEDY}.")
+    return [(rank, thing) for rank, _, thing in every]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import torch
@@ -28,3 +29,8 @@ def gather_objects(thing: Any) -> list[Any]:
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, thing)
     return gathered
+
+
+def this_rank() -> str:
+    """Who this is, as messages name it: ``rank 2 on HOST``."""
+    return f"rank {dist.get_rank() if dist.is_initialized() else 0} on {socket.gethostname()}"

@@ -21,7 +21,7 @@ from .eight_bit_checkpoint import prepare_optimizers, refuse_unread
 from .newest_checkpoint import whole_one_instead
 from .optimizer_state import initialise_state, step_count
 from .parameter_order import in_todays_order, names_by_group
-from .private_storage_names import saves_shards
+from .private_names import saves_shards
 from .rank_gather import gather_objects
 from .shards import has_fsdp1
 from .shared_folder import refuse_unshared
@@ -53,6 +53,9 @@ class SafeCheckpoints(StabilityCallback):
     saved by place (one device, DDP), parameters that changed places within a group get their own moments; one that
     changed its group is refused under any strategy, since schedulers save their rates by a group's place.
 
+    Over several hosts: where each rank writes its part, every rank must see the folders that checkpoint callbacks save
+    to, which is tried before the first step; and no checkpoint is published whose files not every rank sees.
+
     Adam's and AdamW's state exists from the start of the fit (see :func:`~.optimizer_state.initialise_state`).
 
     Paths with a scheme (``s3://...``) are left to Lightning as they are. Nothing is logged.
@@ -72,7 +75,8 @@ class SafeCheckpoints(StabilityCallback):
     Raises:
         CheckpointError: when a checkpoint cannot be written, is damaged, foreign or of another model or optimizer, has
             a newer format, or its optimizer state was not restored. It is a ``MisconfigurationException``.
-        MisconfigurationException: when a checkpoint is a folder and the strategy reads files.
+        MisconfigurationException: when a checkpoint is a folder and the strategy reads files, or not every host sees
+            the folder that shards are to be saved to.
 
     Example::
 
@@ -245,7 +249,7 @@ class SafeCheckpoints(StabilityCallback):
 
 
 def _folders(trainer: Trainer) -> list[Path]:
-    """Where Lightning's own callbacks save, but for places with a scheme."""
+    """Where callbacks that say so save, Lightning's and others', but for places with a scheme."""
     named = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
     return [Path(folder) for folder in named if folder is not None and "://" not in str(folder)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,8 @@ import torch.distributed as dist
 from . import checkpoint_files as files
 from .checkpoint_contents import CheckpointError, or_not_written
 from .private_storage_names import default_store
-from .shared_folder import not_all_there, not_seen
+from .rank_gather import this_rank
+from .shared_folder import not_all_there, not_seen, unseen
 
 if TYPE_CHECKING:
     from .deferred_shards import DeferredShards
@@ -78,8 +78,8 @@ class ShardedSave:
     def _write_part(self) -> tuple[list[Any], dict[str, tuple[int, int]]]:
         """What this rank wrote where, and the checksum of each of its files."""
         folder = files.partial_path(self._path)
-        if not folder.is_dir():
-            raise CheckpointError(not_seen(self._path, f"rank {self._rank} on {socket.gethostname()}"))
+        if unseen([folder]):
+            raise CheckpointError(not_seen(self._path, this_rank()))
         results = self._shards.write()
         names = {result.storage_data.relative_path for result in results}
         return results, {name: files.checksum(folder / name) for name in names}
@@ -90,8 +90,8 @@ class ShardedSave:
             if isinstance(part, CheckpointError):
                 raise part
         folder = files.partial_path(self._path)
-        if hidden := [name for _, entries in parts for name in entries if not (folder / name).is_file()]:
-            raise CheckpointError(not_all_there(self._path, hidden))
+        if hidden := unseen(folder / name for _, entries in parts for name in entries):
+            raise CheckpointError(not_all_there(self._path, [str(file.relative_to(folder)) for file in hidden]))
         self._shards.write_metadata([results for results, _ in parts])
         checksums = {name: entry for _, entries in parts for name, entry in entries.items()}
         rest = [file for file in files.shard_files(folder) if str(file.relative_to(folder)) not in checksums]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from lit_stable import __version__
 
+_PACKAGE = Path(__file__).resolve().parent
 _PACKAGES = ("lightning", "torchmetrics", "jsonargparse", "bitsandbytes", "tokenizers")
 
 
@@ -33,17 +35,25 @@ def versions() -> dict[str, str]:
     return {**rows, "OS": platform.platform(), "CPUs": str(os.cpu_count()), "GPUs": _gpus()}
 
 
-def code_digest() -> str:
+@functools.cache
+def code_digest(package: Path = _PACKAGE) -> str:
     """The first 12 digits of the SHA-256 over the package's own source: what no version and no commit may tell."""
-    package, sha256 = Path(__file__).resolve().parent, hashlib.sha256()
-    for root in (package, (package / "callbacks").resolve()):  # a link in a checkout
-        for file in sorted(root.rglob("*.py")):
-            sha256.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    found = {file.relative_to(package): file for file in package.rglob("*.py")}
+    callbacks = (package / "callbacks").resolve()  # a link in a checkout, which a search does not follow
+    found |= {Path("callbacks", file.relative_to(callbacks)): file for file in callbacks.rglob("*.py")}
+    sha256 = hashlib.sha256()
+    for name in sorted(found):
+        sha256.update(f"{name.as_posix()}\0".encode() + hashlib.sha256(found[name].read_bytes()).digest())
     return sha256.hexdigest()[:12]
 
 
+def frameworks() -> dict[str, str]:
+    """What a run is made of, of the rows of :func:`version_block`."""
+    return {"torch": _torch(), "lightning": _installed("lightning")}
+
+
 def _own_version() -> str:
-    commit = git_commit(Path(__file__).resolve().parent.parent)
+    commit = git_commit(_PACKAGE.parent)
     return f"{__version__} (commit {commit})" if commit else __version__
 
 

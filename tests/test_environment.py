@@ -1,6 +1,8 @@
+import shutil
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +62,13 @@ def test_the_commit_of_a_checkout_is_found_and_an_install_has_none(tmp_path):
 def test_an_unknown_public_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'lit_stable' has no attribute 'Nope'"):
         _ = lit_stable.Nope
+
+
+def test_the_digest_of_the_code_is_that_of_its_content_wherever_it_lies(tmp_path):
+    package = Path(lit_stable.__file__).parent
+    shutil.copytree(package, tmp_path / "lit_stable", ignore=shutil.ignore_patterns("__pycache__"))  # follows links
+    assert environment.code_digest(tmp_path / "lit_stable") == environment.code_digest()
+    environment.code_digest.cache_clear()
+    file = tmp_path / "lit_stable" / "callbacks" / "grad_clip.py"
+    file.write_text(file.read_text() + " ")
+    assert environment.code_digest(tmp_path / "lit_stable") != environment.code_digest()

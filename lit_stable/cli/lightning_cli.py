@@ -30,6 +30,7 @@ from lit_stable.cli.recipe_arguments import TRAINER_DEFAULTS, add_recipe_argumen
 from lit_stable.cli.spine import spine
 from lit_stable.cli.systems import system_asked_for
 from lit_stable.cli.trace import Trace, trace, write_trace
+from lit_stable.run.alike_ranks import compare_strategies
 from lit_stable.run.console import quiet_lightning, say
 from lit_stable.run.full_disk import full_disk_sentence
 from lit_stable.run.report import Report
@@ -147,9 +148,11 @@ class LitStableCLI(LightningCLI):
             return Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
         callbacks = [*self._own_callbacks(own_loggers, of_spine), *given]
         try:
-            return Trainer(**{**select(trainer_config, self.mesh, loss_scale), "callbacks": callbacks})
+            trainer = Trainer(**{**select(trainer_config, self.mesh, loss_scale), "callbacks": callbacks})
         except (ValueError, RuntimeError, TypeError) as error:  # Lightning's and the strategies' refusals of options
             raise UserError(str(error)) from error
+        compare_strategies(trainer)
+        return trainer
 
     def _begin(self, given: list[Callback]) -> None:
         """Find out where the run begins."""

@@ -216,7 +216,8 @@ class TokenDataModule(LightningDataModule):
         """Open all stores, on every rank: where one of them cannot, none goes on."""
         by_date = self.order.by == "date"
         stores = (self.sources, self.validation, self.validation_from, self.tokenizer, self.sequence_length, by_date)
-        self.opened = on_every_rank("its data", lambda: open_data(*stores))
+        opened = partial(open_data, *stores)
+        self.opened = opened() if self.trainer is None else on_every_rank("its data", opened)
 
     def state_dict(self) -> dict[str, Any]:
         """The reshuffles of this run, with their positions; nothing when there are none."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from lit_stable.callbacks.rank_gather import gather_objects
 from lit_stable.devices.links import Send, try_links
 from lit_stable.devices.products import Product, try_products
 from lit_stable.devices.verdict import CPU, Found, page, verdict
@@ -66,8 +66,7 @@ def _test_ranks(on_cuda: bool, rounds: int, timeout: float, product: Product, se
         dist.init_process_group("nccl" if on_cuda else "gloo", timeout=timedelta(seconds=timeout))
     try:
         own.links = try_links(device, sent=sent)
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, own)
+        gathered = gather_objects(own)
     finally:
         if begun:
             dist.destroy_process_group()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_stable.callbacks import GradNorm, Progress
 from lit_stable.callbacks.base import StabilityCallback
+from lit_stable.callbacks.rank_gather import gather_objects
 from lit_stable.callbacks.sample_places import sample_places
 from lit_stable.callbacks.sample_text import find_tokenizer
 from lit_stable.replay.module_outputs import ModuleOutputs, merged
@@ -112,10 +112,7 @@ class StepWatch(StabilityCallback):
 
     def gather(self) -> Replayed:
         """With what the other ranks have seen of their samples. A collective: all ranks call it."""
-        if not dist.is_initialized():
-            return self.found
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, self.found)
+        parts = gather_objects(self.found)
         for part in parts:
             self.found.losses.update(part.losses)
             self.found.texts.update(part.texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +17,16 @@ from lit_stable.callbacks.argument_types import judges_arguments
 from lit_stable.callbacks.base import MisconfigurationException, rank_zero_only
 from lit_stable.callbacks.one_beginning import refuse_beginnings_that_differ
 from lit_stable.callbacks.positions import merge_ranges
-from lit_stable.callbacks.private_storage_names import saves_shards
-from lit_stable.callbacks.rank_agreement import refuse_ranks_that_differ
 from lit_stable.callbacks.safe_checkpoints import KEY
-from lit_stable.callbacks.shared_folder import refuse_unshared, who_does_not_see
 from lit_stable.callbacks.whole_file import write_whole
 from lit_stable.data.another_order import another_order
-from lit_stable.environment import code_digest, versions
 from lit_stable.module import GPTModule
+from lit_stable.run.alike_ranks import look_from_all_hosts, refuse_recipes_that_differ
 from lit_stable.run.beginnings import beginning_of, write_beginning
 from lit_stable.run.branch import (
     SCHEDULE,
     changes,
     is_another_run,
-    leaves,
     remarkable_changes,
     run_folder_of,
     session_number,
@@ -45,8 +40,6 @@ from lit_stable.run.folder import checkpoint_step, new_folder, where_to_go_on
 from lit_stable.run.full_disk import on_rank_zero
 from lit_stable.run.under_way import LOCK, UnderWay
 
-_OF_A_HOST = re.compile(r"config|data\.sources\..*\.path|data\.validation\..*|data\.num_workers")
-_CODE = ("torch", "lightning")
 _FORBIDDEN = frozenset("/\\\0")
 _LONGEST = 255
 
@@ -123,21 +116,14 @@ class Session(Callback):
         self.number = 1  # how often this folder was trained in, this time included
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        refuse_ranks_that_differ("its recipe", self._alike(trainer))
+        if self.folder is None:  # not in a further fit, as after a rewind: files may have been changed meanwhile
+            refuse_recipes_that_differ(trainer, self.recipe)
         if stage == "fit" and self.folder is None:
-            self._look_from_all_hosts(trainer)
+            look_from_all_hosts(trainer, self.resumed or self.root / self.name)
             self._hold_what_goes_on(trainer)
         refuse_beginnings_that_differ(self.checkpoint)
         found = fingerprint(self.recipe, trainer.world_size) if trainer.is_global_zero else {}
         self._environment = trainer.strategy.broadcast(found)
-
-    def _alike(self, trainer: Trainer) -> dict[str, Any]:
-        """What every rank trains with; where a host keeps its copy of the data is its own business."""
-        recipe = {key: value for key, value in leaves(self.recipe).items() if not _OF_A_HOST.fullmatch(key)}
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        tokens = {f"{name} (tokens)": value for name, value in data.fingerprint().items()}
-        code = {name: value for name, value in versions().items() if name in _CODE}
-        return {**recipe, **tokens, **code, "the code of lit-stable": code_digest()}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
@@ -187,17 +173,6 @@ class Session(Callback):
             raise MisconfigurationException(
                 f"{folder}: a run is under way there ({other}), and a folder has one at a time; stop that one, or begin"
                 " a branch of it with --ckpt_path."
-            )
-
-    def _look_from_all_hosts(self, trainer: Trainer) -> None:
-        folder = trainer.strategy.broadcast(self.resumed or self.root / self.name)
-        rewinds = any(isinstance(callback, Recovery) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-        if saves_shards(trainer) or rewinds:
-            refuse_unshared(folder)
-        elif other := who_does_not_see(folder):
-            say(
-                f"{folder}: {other} does not see it; checkpoints and logs will be on rank 0's host alone, and all hosts"
-                " must see a checkpoint from which the run is to go on."
             )
 
     def leave(self) -> None:

@@ -104,7 +104,7 @@ class FSDP2Strategy(ReshardsAfterEvaluation, ModelParallelStrategy):
     def _setup_distributed(self) -> None:
         super()._setup_distributed()
         # Before the mesh, whose process groups wait for all of their ranks.
-        refuse_ranks_that_differ("the mesh of fsdp2", {f"mesh.{k}": v for k, v in asdict(self.layout).items()})
+        refuse_ranks_that_differ("strategy FSDP2Strategy", {f"mesh.{k}": v for k, v in asdict(self.layout).items()})
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:

@@ -6,12 +6,13 @@ import re
 import signal
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from tiny_fit import TinyData, TinyModule, Watch, quiet_trainer, sample
 from torch.utils.data import DataLoader
 
@@ -320,3 +321,17 @@ def test_a_strategy_knows_how_long_a_collective_may_take() -> None:
     trainer = quiet_trainer(strategy=strategy, devices=1)
     assert private_names.collective_timeout(trainer) == timedelta(seconds=6)
     assert private_names.collective_timeout(quiet_trainer()) is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shards"),
+    [
+        (FSDPStrategy(state_dict_type="sharded"), True),
+        (FSDPStrategy(state_dict_type="full"), False),
+        (ModelParallelStrategy(save_distributed_checkpoint=True), True),
+        (ModelParallelStrategy(save_distributed_checkpoint=False), False),
+        (DDPStrategy(), False),
+    ],
+)
+def test_strategies_keep_whether_each_rank_writes_its_part(strategy: Any, shards: bool) -> None:
+    assert private_names.saves_shards(SimpleNamespace(strategy=strategy)) is shards

@@ -5,12 +5,9 @@ from __future__ import annotations
 import io
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lit_stable.callbacks import private_storage_names
 
@@ -35,17 +32,3 @@ def test_a_place_in_a_shard_is_what_the_reader_of_shards_looks_up() -> None:
     place = private_storage_names.place_in_shard("__1_0.distcp", 64, 3)
     assert (place.relative_path, place.offset, place.length) == ("__1_0.distcp", 64, 3)
     assert place.transform_descriptors is None
-
-
-@pytest.mark.parametrize(
-    ("strategy", "shards"),
-    [
-        (FSDPStrategy(state_dict_type="sharded"), True),
-        (FSDPStrategy(state_dict_type="full"), False),
-        (ModelParallelStrategy(save_distributed_checkpoint=True), True),
-        (ModelParallelStrategy(save_distributed_checkpoint=False), False),
-        (DDPStrategy(), False),
-    ],
-)
-def test_strategies_keep_whether_each_rank_writes_its_part(strategy: Any, shards: bool) -> None:
-    assert private_storage_names.saves_shards(SimpleNamespace(strategy=strategy)) is shards

@@ -12,18 +12,24 @@ DIFFER = {
     "learning_rates_that_differ": "model.schedule.peak is 0.02 and 0.01 on rank 0",
     "features_that_differ": r"stability.grad_spike_skip\S* is .* and .* on rank 0",
     "meshes_that_differ": "mesh.reshard_after_forward is False and True on rank 0",
-    "code_that_differs": "the code of lit-stable is abc1 and abc0 on rank 0",
-    "data_that_differ": r"data.sources.text \(tokens\) is \d+ tokens \(\w+\) and \d+ tokens \(\w+\) on rank 0",
+    "code_that_differs": "the code of lit-stable is 'abc1' and 'abc0' on rank 0",
+    "data_that_differ": r"data.sources.text \(tokens\) is '\d+ tokens \(\w+\)' and '\d+ tokens \(\w+\)' on rank 0",
 }
 APART = ["shards_for_a_folder_of_each_host", "rewinds_in_a_folder_of_each_host"]
-PROJECTS = [
-    "a_project_whose_checkpoints_are_apart",
-    "a_save_whose_shards_are_apart",
-    "a_save_in_the_background_whose_shards_are_apart",
-]
+#: What is said, and micro-batches begun by then, four of which are saved where that is what is refused.
+PROJECTS = {
+    "a_project_whose_checkpoints_are_apart": (r"kept: rank 1 on \S+ does not see the folder", 0),
+    "a_project_whose_meshes_differ": (r"mesh.reshard_after_forward is False and True on rank 0", 0),
+    "a_save_whose_shards_are_apart": (
+        r"m4.ckpt: __0_0.distcp, __1_0.distcp, meta.pt in it: not seen by every rank",
+        4,
+    ),
+    "a_save_in_the_background_whose_shards_are_apart": (r"m4.ckpt: rank 1 on \S+ does not see the folder", 4),
+}
 NAMES = [
     *("copies_of_one_recipe_and_its_data", *DIFFER, "data_that_are_damaged"),
     *(*APART, "one_file_for_a_folder_of_each_host", *PROJECTS),
+    *("strategies_that_differ", "a_folder_that_one_rank_may_not_look_into"),
 ]
 
 
@@ -78,9 +84,27 @@ def test_where_rank_0_alone_writes_the_others_are_told(result: dict[str, Any]) -
     assert result["left"] == ["host-0/runs/tiny/0001"]
 
 
-@of(*PROJECTS)
-def test_no_checkpoint_of_a_project_passes_for_whole_without_the_shards_of_a_host(result: list[str]) -> None:
-    assert result[0].replace("host-0", "host-1") == result[1].replace("host-0", "host-1")
+@of("strategies_that_differ")
+def test_ranks_with_other_strategies_do_not_wait_for_each_other(result: dict[str, Any]) -> None:
+    assert result["codes"] == [2, 2]
     assert re.search(
-        "kept[^:]*: rank 1 on .* does not see the folder|not seen by every rank, so it would be", result[0]
+        r"rank 1 on \S+ begins with strategy DDPStrategy, rank 0 on \S+ with strategy FSDP2Strategy", result["said"][0]
     )
+
+
+@of("a_folder_that_one_rank_may_not_look_into")
+def test_a_rank_that_may_not_look_is_one_that_does_not_see(result: list[str]) -> None:
+    assert result[0] == result[1]
+    assert result[0].startswith("rank 1 on ")
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_no_checkpoint_of_a_project_passes_for_whole_without_the_shards_of_a_host(
+    results: dict[str, Any], name: str
+) -> None:
+    result, (sentence, begun) = results[name], PROJECTS[name]
+    assert "error" not in result, result["error"]
+    assert result["said"][0].replace("host-0", "host-1") == result["said"][1].replace("host-0", "host-1")
+    assert re.search(sentence, result["said"][0]), result["said"][0]
+    assert result["left"] == [[], []]
+    assert result["steps"] >= begun if begun else result["steps"] == 0

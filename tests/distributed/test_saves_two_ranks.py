@@ -10,6 +10,7 @@ from launch import of, run_scenarios
 NAMES = [
     "goes_on_fsdp2",
     "goes_on_fsdp",
+    *("one_file_ddp", "one_file_fsdp2_full"),
     "several_in_a_row_with_eight_bits",
     "a_part_that_cannot_be_written",
     "training_fails_and_a_part_does_not_come",
@@ -46,6 +47,11 @@ def test_what_is_written_later_is_what_would_have_been_written_at_once(result: A
     assert result["tensors"] > 40
     assert 0.5 < result["grown"] < 1.1
     assert result["resumed"]
+
+
+@of("one_file_ddp", "one_file_fsdp2_full")
+def test_one_file_is_written_by_rank_0_while_both_ranks_train(result: Any) -> None:
+    assert result == {"rows": True, "left": ["at_once.ckpt", "background.ckpt"], "damage": None, "resumed": True}
 
 
 @of("several_in_a_row_with_eight_bits")

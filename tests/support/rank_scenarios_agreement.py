@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
 from tiny_gpt_run import SaveEveryMicroBatch
 from tiny_recipe import command, write_recipe
 
+from lit_stable.callbacks import shared_folder as shared_folder_
 from lit_stable.callbacks.base import MisconfigurationException
 from lit_stable.callbacks.rank_gather import gather_objects
 from lit_stable.data.prepare import prepare
-from lit_stable.run import session
+from lit_stable.run import alike_ranks
+from lit_stable.strategies.mesh import MeshOptions
 
 
 def _recipe(folder: Path, **changes: Any) -> Path:
@@ -30,7 +33,8 @@ def _recipe(folder: Path, **changes: Any) -> Path:
 
 def _said(folder: Path, *words: Any, **changes: Any) -> dict[str, Any]:
     """What ``fit`` came to on both ranks, and the run folders that are left."""
-    done = command("fit", "--config", _recipe(folder, **changes), "--trainer.max_steps", "2", *words)
+    with mock.patch.object(shared_folder_, "PATIENCE", 0.2):
+        done = command("fit", "--config", _recipe(folder, **changes), "--trainer.max_steps", "2", *words)
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("tiny/*"))
     return {"codes": gather_objects(done.code), "said": gather_objects(done.err or done.out), "left": left}
 
@@ -56,11 +60,13 @@ def meshes_that_differ() -> dict[str, Any]:
 
 
 @scenario
+def strategies_that_differ() -> dict[str, Any]:
+    return _said(shared_folder(), trainer__strategy=("fsdp2", "ddp")[rank()])
+
+
+@scenario
 def code_that_differs() -> dict[str, Any]:
-    found = {"torch": "2", "OS": f"Linux {rank()}"}
-    versions = mock.patch.object(session, "versions", return_value=found)
-    code = mock.patch.object(session, "code_digest", return_value=f"abc{rank()}")
-    with versions, code:
+    with mock.patch.object(alike_ranks, "code_digest", return_value=f"abc{rank()}"):
         return _said(shared_folder())
 
 
@@ -119,14 +125,23 @@ def one_file_for_a_folder_of_each_host() -> dict[str, Any]:
         return _said(folder, run__root="runs")
 
 
-def _saved(callback: Any, **options: Any) -> list[str]:
+def _saved(callback: Any, **options: Any) -> dict[str, Any]:
     said = ""
-    with _in_a_folder_of_its_own(shared_folder()):
+    steps = Steps()
+    with _in_a_folder_of_its_own(shared_folder()), mock.patch.object(shared_folder_, "PATIENCE", 0.2):
         try:
-            fit2("fsdp2", steps=2, callbacks=(callback,), **options)
+            fit2("fsdp2", steps=2, callbacks=(callback, steps), **options)
         except MisconfigurationException as error:
             said = str(error)
-    return gather_objects(said)  # type: ignore[no-any-return]
+        left = sorted(path.name for path in Path().rglob("*.ckpt*"))
+    return {"said": gather_objects(said), "left": gather_objects(left), "steps": steps.begun}
+
+
+class Steps(Callback):
+    begun = 0
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.begun += 1
 
 
 class _Relative(ModelCheckpoint):
@@ -138,17 +153,32 @@ class _Relative(ModelCheckpoint):
 
 
 @scenario
-def a_project_whose_checkpoints_are_apart() -> list[str]:
+def a_project_whose_checkpoints_are_apart() -> dict[str, Any]:
     return _saved(_Relative())
 
 
 @scenario
-def a_save_whose_shards_are_apart() -> list[str]:
+def a_project_whose_meshes_differ() -> dict[str, Any]:
+    return _saved(Callback(), mesh=MeshOptions(reshard_after_forward=rank() == 0))
+
+
+@scenario
+def a_folder_that_one_rank_may_not_look_into() -> list[str | None]:
+    folder = shared_folder()
+    if rank():  # as on a host on which the user is another
+        refused = PermissionError(13, "Permission denied")
+        with mock.patch.object(Path, "exists", side_effect=refused), mock.patch.object(shared_folder_, "PATIENCE", 0.2):
+            return gather_objects(shared_folder_.who_does_not_see(folder))
+    return gather_objects(shared_folder_.who_does_not_see(folder))
+
+
+@scenario
+def a_save_whose_shards_are_apart() -> dict[str, Any]:
     return _saved(SaveEveryMicroBatch(Path("kept"), only=(4,)))
 
 
 @scenario
-def a_save_in_the_background_whose_shards_are_apart() -> list[str]:
+def a_save_in_the_background_whose_shards_are_apart() -> dict[str, Any]:
     return _saved(SaveEveryMicroBatch(Path("kept"), only=(4,)), in_background=True)
 
 

@@ -108,6 +108,31 @@ def goes_on_fsdp() -> dict[str, Any]:
     return _goes_on(fsdp1)
 
 
+def _one_file(strategy: str) -> dict[str, Any]:
+    """Rank 0 alone has something to write later, and the others go on."""
+    folder = shared_folder()
+    options: dict[str, Any] = {"dropout": 0.1, "validates": False, "steps": STEPS}
+    behind = fit2(strategy, callbacks=(Save(folder / "background.ckpt"),), in_background=True, **options)
+    at_once = fit2(strategy, callbacks=(Save(folder / "at_once.ckpt"),), **options)
+    resumed = fit2(strategy, ckpt_path=folder / "background.ckpt", **options)
+    return {
+        "rows": behind.rows == at_once.rows,
+        "left": names(folder),
+        "damage": damage(folder / "background.ckpt"),
+        "resumed": resumed.rows == behind.rows[SAVED_AT:],
+    }
+
+
+@scenario
+def one_file_ddp() -> dict[str, Any]:
+    return _one_file("ddp")
+
+
+@scenario
+def one_file_fsdp2_full() -> dict[str, Any]:
+    return _one_file("fsdp2_full")
+
+
 @scenario
 def several_in_a_row_with_eight_bits() -> dict[str, Any]:
     """Each waits for the one before, and takes the same name; EightBitAdam's states lie beside the weights."""

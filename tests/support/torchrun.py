@@ -62,7 +62,7 @@ class Torchrun:
         return [_ranks(agent.pid) if agent.poll() is None else {} for agent in self.agents]
 
     def kill(self) -> None:
-        """Agents and ranks; each rank is a session of its own, which outlives an agent that is killed."""
+        """Agents that still run, and their ranks: each is a session of its own, which outlives its agent."""
         running = [agent for agent in self.agents if agent.poll() is None]
         for agent in running:
             agent.send_signal(signal.SIGSTOP)  # so that it starts none meanwhile

@@ -128,7 +128,7 @@ class RunControl(StabilityCallback):
         return Path(trainer.default_root_dir) if self.folder is None else self.folder
 
     def _kill_file(self, trainer: Trainer) -> Path | None:
-        return None if self.kill_file is None else self._folder(trainer) / self.kill_file
+        return None if self.kill_file is None else self._folder(trainer) / Path(self.kill_file).expanduser()
 
     # -- the learning rate -------------------------------------------------------------------------------------------
 

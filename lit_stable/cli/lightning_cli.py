@@ -140,7 +140,7 @@ class LitStableCLI(LightningCLI):
         given = [*features.values(), *user_callbacks]
         self._begin(given)
         of_spine = self._spine(given)
-        self.model.runs = Path(self._get(self.config_init, "run").root)
+        self.model.runs = self._get(self.config_init, "run").folder
         self.model.is_continued = self._begins.goes_on_from is not None
         self.trainer_options = trainer_config
         self.mesh, loss_scale = (self._get(self.config_init, name) for name in ("mesh", "loss_scale"))
@@ -165,7 +165,7 @@ class LitStableCLI(LightningCLI):
     def _place(self) -> tuple[Path, str]:
         """Root and name of the run's folder."""
         options: RunOptions = self._get(self.config_init, "run")
-        return Path(options.root), options.name or self.command.default_name
+        return options.folder, options.name or self.command.default_name
 
     def _own_callbacks(self, own_loggers: bool, of_spine: list[Callback]) -> list[Callback]:
         begins, (root, name) = self._begins, self._place

@@ -136,6 +136,7 @@ def _folder(fingerprint: Fingerprint, name: str, tokenizer: str, cache: Path | N
     slug = tokenizer.replace(":", "-")
     if not re.fullmatch(r"[\w-]+", slug):  # a regular expression is no name
         slug = "spec-" + hashlib.sha256(tokenizer.encode()).hexdigest()[:12]
-    if Path(tokenizer).is_file():
-        slug = "file-" + hashlib.sha256(Path(tokenizer).read_bytes()).hexdigest()[:12]
+    file = Path(tokenizer).expanduser()
+    if file.is_file():
+        slug = "file-" + hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     return (cache or cache_folder()) / f"{name}-{fingerprint.sha256[:12]}-{slug}-format{store_format(())}"

@@ -49,6 +49,10 @@ class OpenedData:
             return []
         return [f"model.gpt.vocab_size={vocab_size}: must be at least {self.vocab_size}, the vocabulary of the data."]
 
+    def identities(self) -> dict[str, str]:
+        """All that the stores hold, documents, vocabulary and tokenizer too, as a CRC-32 of their indexes, by name."""
+        return {name: store.index_crc32 for name, store in self.named.items()}
+
     def fingerprint(self) -> dict[str, str]:
         """What the stores hold, by name: a resume on other data must not pass unseen."""
         return {name: f"{store.num_tokens} tokens ({store.identity})" for name, store in self.named.items()}

@@ -52,14 +52,14 @@ def store_folder(path: str, split: str, tokenizer: str) -> Path:
     """
     if path.startswith(BUILTIN_PREFIX):
         return builtin_folder(path.removeprefix(BUILTIN_PREFIX), tokenizer) / split
-    folder = Path(path)
+    folder = Path(path).expanduser()  # a recipe is read by no shell
     return folder if (folder / "index.json").is_file() else folder / split
 
 
 def has_validation(path: str, tokenizer: str) -> bool:
     """Whether ``path`` brings a validation split of its own: a bare token store does not."""
     return (
-        store_folder(path, "validation", tokenizer) != Path(path)
+        store_folder(path, "validation", tokenizer) != Path(path).expanduser()
         and (store_folder(path, "validation", tokenizer) / "index.json").is_file()
     )
 

@@ -29,6 +29,10 @@ import numpy.typing as npt
 from lit_stable.data.columns import CODE, NUMBER, Column
 
 FORMAT = 2  # the newest that is read; 1 had no columns
+_KEYS = (
+    *("dtype", "num_tokens", "num_documents", "vocab_size", "eot_id", "split", "sources", "tokenizer"),
+    *("tokenizer_sha256", "shards", "checksums_crc32", "documents_crc32"),
+)
 CHUNK_BYTES = 65_536
 MAX_OPEN_FILES = 256  # per store; many systems allow a process 1024
 DOCUMENT = np.dtype([("offset", "<i8"), ("source", "<i4"), ("date", "<i4")])
@@ -93,6 +97,7 @@ class TokenStore:
         self._documents_crc32: int = index["documents_crc32"]
         # Of the checksums of all chunks: two stores with the same tokens have the same one.
         self.identity = f"{index['checksums_crc32']:08x}"
+        self.index_crc32: str = index["crc32"]
         self._tables: dict[str, npt.NDArray[Any]] = {}
         self._verified = np.zeros(len(self._checksums), dtype=bool)
 
@@ -213,8 +218,9 @@ def column_file(key: str) -> str:
 def _read_index(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path.parent}: is not a token store (no index.json); make one with `lit-stable prepare`.")
+    text = path.read_bytes()
     try:
-        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        index: dict[str, Any] = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: is damaged ({error}); prepare the data again.") from error
     if not isinstance(index, dict) or "format" not in index:
@@ -223,7 +229,9 @@ def _read_index(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path}: has format {index['format']}, this version reads up to {FORMAT}; upgrade lit-stable."
         )
-    return index
+    if missing := [key for key in _KEYS if key not in index]:
+        raise ValueError(f"{path}: is damaged (it lacks {', '.join(missing)}); prepare the data again.")
+    return {**index, "crc32": f"{zlib.crc32(text):08x}"}
 
 
 def _require_size(path: Path, size: int) -> None:

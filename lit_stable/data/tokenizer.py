@@ -123,7 +123,7 @@ def check_tokenizer_spec(spec: str) -> str | None:
         if int(training.size) > LARGEST:
             return f"tokenizer={spec}: the size must be at most {LARGEST:,}."
         return _cut_problem(spec, training.cut)
-    if spec != "bytes" and not Path(spec).is_file():
+    if spec != "bytes" and not Path(spec).expanduser().is_file():
         return f"tokenizer={spec}: no such file; give {SPECS}."
     return None
 
@@ -147,7 +147,7 @@ def make_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     if spec == "bytes":
         return Tokenizer(byte_backend())
     if not is_trained(spec):
-        return load_tokenizer(Path(spec))
+        return load_tokenizer(Path(spec).expanduser())
     training = _parse_spec(spec)
     train = train_bpe if training.kind == "bpe" else train_unigram
     return Tokenizer(train(int(training.size), training.cut, texts))

@@ -18,8 +18,11 @@ from lit_stable.environment import code_digest, frameworks
 from lit_stable.run.branch import leaves
 from lit_stable.run.console import say
 
-#: Where a host keeps its copy of the data is its own business, and how many processes read it.
-_OF_A_HOST = re.compile(r"config|data\.sources\..*\.path|data\.validation\..*|data\.num_workers")
+#: A host's own business: where it keeps its copy of the data, and how many processes read it. A kill file is looked for
+#: by rank 0 alone.
+_OF_A_HOST = re.compile(r"config|data\.sources\..*\.path|data\.validation\..*|data\.num_workers|control\.kill_file")
+#: Mappings whose order counts too: sources share one stream in it, validation sets are gone through in it.
+_IN_ORDER = ("data.sources", "data.validation", "stability.extra")
 
 
 def compare_strategies(trainer: Trainer) -> None:
@@ -50,8 +53,12 @@ def refuse_recipes_that_differ(trainer: Trainer, recipe: dict[str, Any]) -> None
         MisconfigurationException: naming the first rank that differs from rank 0, and what differs.
     """
     facts = {key: value for key, value in leaves(recipe).items() if not _OF_A_HOST.fullmatch(key)}
+    for key in _IN_ORDER:
+        group, _, name = key.partition(".")
+        facts[f"{key} in order"] = list(recipe.get(group, {}).get(name) or ())
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
     facts |= {f"{name} (tokens)": value for name, value in data.fingerprint().items()}
+    facts |= {f"{name} (index)": value for name, value in data.opened.identities().items()}
     refuse_ranks_that_differ("its recipe", {**facts, **frameworks(), "the code of lit-stable": code_digest()})
 
 

@@ -54,6 +54,11 @@ class RunOptions:
     root: str = "runs"
     """Folder of all runs."""
 
+    @property
+    def folder(self) -> Path:
+        """``root`` as a path, a leading ``~`` as the home folder: a recipe is read by no shell."""
+        return Path(self.root).expanduser()
+
     def __post_init__(self) -> None:
         if self.name is None:
             return

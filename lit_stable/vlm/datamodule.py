@@ -109,7 +109,7 @@ class PairDataModule(TokenDataModule):
             if self.path == DIGITS:
                 self._pairs = digit_pairs(self.words)
             else:
-                self._pairs = folder_pairs(Path(self.path), self.image_size, self.channels)
+                self._pairs = folder_pairs(Path(self.path).expanduser(), self.image_size, self.channels)
         return self._pairs
 
     @property

@@ -231,6 +231,15 @@ def test_a_damaged_index_is_refused(make_store):
         TokenStore(path)
 
 
+def test_an_index_that_lacks_something_is_damaged(make_store):
+    path = make_store().path
+    index = json.loads((path / "index.json").read_text())
+    del index["num_documents"]
+    (path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"index\.json: is damaged \(it lacks num_documents\); prepare"):
+        TokenStore(path)
+
+
 def test_a_newer_format_is_refused(make_store):
     path = make_store().path
     index = json.loads((path / "index.json").read_text())

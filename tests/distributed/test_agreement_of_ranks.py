@@ -14,6 +14,8 @@ DIFFER = {
     "meshes_that_differ": "mesh.reshard_after_forward is False and True on rank 0",
     "code_that_differs": "the code of lit-stable is 'abc1' and 'abc0' on rank 0",
     "data_that_differ": r"data.sources.text \(tokens\) is '\d+ tokens \(\w+\)' and '\d+ tokens \(\w+\)' on rank 0",
+    "orders_that_differ": r"data.validation in order is \['a', 'b'\] and \['b', 'a'\] on rank 0",
+    "tokenizers_that_differ": r"data.sources.text \(index\) is '\w{8}' and '\w{8}' on rank 0",
 }
 APART = ["shards_for_a_folder_of_each_host", "rewinds_in_a_folder_of_each_host"]
 #: What is said, and micro-batches begun by then, four of which are saved where that is what is refused.
@@ -29,7 +31,7 @@ PROJECTS = {
 NAMES = [
     *("copies_of_one_recipe_and_its_data", *DIFFER, "data_that_are_damaged"),
     *(*APART, "one_file_for_a_folder_of_each_host", *PROJECTS),
-    *("strategies_that_differ", "a_folder_that_one_rank_may_not_look_into"),
+    *("strategies_that_differ", "a_folder_that_one_rank_may_not_look_into", "checkpoints_of_each_host"),
 ]
 
 
@@ -82,6 +84,13 @@ def test_where_rank_0_alone_writes_the_others_are_told(result: dict[str, Any]) -
     assert result["codes"] == [0, 0]
     assert re.search(r"runs/tiny: rank 1 on \S+ does not see it", result["said"][0])
     assert result["left"] == ["host-0/runs/tiny/0001"]
+
+
+@of("checkpoints_of_each_host")
+def test_hosts_go_on_from_copies_of_one_checkpoint_alone(result: dict[str, Any]) -> None:
+    assert result["codes"] == [[0, 2, 0, 2]] * 2, result["said"]
+    assert re.search(r"rank 1 on \S+ begins at the start, rank 0 on \S+ with runs/tiny/0001/\S+", result["said"][1])
+    assert re.search(r"step-00000003.ckpt: is another checkpoint for rank 1 on \S+ than for rank 0", result["said"][3])
 
 
 @of("strategies_that_differ")

@@ -281,3 +281,19 @@ def test_without_a_logger_nothing_is_logged(tmp_path):
         "checkpoints",
         "under_way.json",
     }
+
+
+def test_a_recipe_names_places_in_the_home_folder_as_a_shell_does(tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path, checkpoints__mirror="~/copies", control__kill_file="~/STOP")
+    (tmp_path / "store").rename(tmp_path / "moved")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", recipe, "--run.root=~/here", "--data.sources.text.path=~/moved"]
+    done = command(*words, "--trainer.max_steps", "2")
+    assert done.code == 0, done.err
+    run = tmp_path / "here" / "tiny" / "0001"
+    assert [path.name for path in (run / "checkpoints").glob("*.ckpt")] == ["step-00000002.ckpt"]
+    assert list((tmp_path / "copies").rglob("step-00000002.ckpt"))
+    (tmp_path / "STOP").touch()
+    assert command(*words, "--resume", "auto").code == 4
+    assert not (tmp_path / "~").exists()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rank_scenarios import fit2, main, rank, scenario, shared_folder
@@ -71,6 +74,24 @@ def code_that_differs() -> dict[str, Any]:
 
 
 @scenario
+def orders_that_differ() -> dict[str, Any]:
+    folder = shared_folder()
+    own = folder / f"node-{rank()}" / "store" / "validation"
+    names = ("a", "b") if rank() else ("b", "a")
+    return _said(folder, "--data.validation", str({name: str(own) for name in names}))
+
+
+@scenario
+def tokenizers_that_differ() -> dict[str, Any]:
+    folder = shared_folder()
+    recipe = _recipe(folder)
+    for index in (recipe.parent / "store").glob("*/index.json"):
+        index.write_text(index.read_text().replace('"tokenizer_sha256": "', f'"tokenizer_sha256": "{rank()}'))
+    done = command("fit", "--config", recipe)
+    return {"codes": gather_objects(done.code), "said": gather_objects(done.err), "left": []}
+
+
+@scenario
 def data_that_differ() -> dict[str, Any]:
     folder = shared_folder()
     words = ["--data.sources.text.path", str(_other_data(folder))] if rank() else []
@@ -91,6 +112,28 @@ def data_that_are_damaged() -> dict[str, Any]:
         (recipe.parent / "store" / "train" / "documents.bin").write_bytes(b"")
     done = command("fit", "--config", recipe)
     return {"codes": gather_objects(done.code), "said": gather_objects(done.err)}
+
+
+@scenario
+def checkpoints_of_each_host() -> dict[str, Any]:
+    """Rank 0 alone has written; rank 1 has none, a copy, and one of an older run of the same name."""
+    folder = shared_folder()
+    with _in_a_folder_of_its_own(folder), mock.patch.object(shared_folder_, "PATIENCE", 0.2):
+        fit = ["fit", "--config", str(_recipe(folder, run__root="runs")), "--resume", "auto", "--trainer.max_steps"]
+        ended = [command(*fit, "2"), command(*fit, "3")]
+        if rank():
+            shutil.copytree(folder / "host-0" / "runs", "runs")
+        dist.barrier()
+        ended.append(command(*fit, "3"))
+        dist.barrier()
+        if rank():
+            shutil.rmtree("runs")
+            shutil.copytree(folder / "host-0" / "runs", "runs")
+            (newest,) = Path("runs").rglob("step-00000003.ckpt")
+            torch.save({**torch.load(newest, weights_only=False), "epoch": 1}, newest)
+        dist.barrier()
+        ended.append(command(*fit, "4"))
+    return {"codes": gather_objects([done.code for done in ended]), "said": [done.err for done in ended]}
 
 
 @contextlib.contextmanager

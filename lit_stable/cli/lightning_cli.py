@@ -38,6 +38,7 @@ from lit_stable.run.session import RunOptions, Session
 from lit_stable.run.surgery import Surgery, SurgeryOptions
 from lit_stable.strategies import fsdp1, fsdp2
 from lit_stable.strategies.launcher import launched_devices, recipe_devices, restart_advice
+from lit_stable.strategies.roll_call import report_here
 from lit_stable.strategies.selection import select
 from lit_stable.systems import system
 
@@ -217,6 +218,7 @@ class LitStableCLI(LightningCLI):
                 raise
             print("\n".join([*self.command.notes, page]))
             return
+        report_here()
         try:
             self._run_or_recover(subcommand)
         except RecoveryStopped as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -27,6 +28,7 @@ _ALONE = {
     "average": "average",
     "caption": "caption",
 }
+_CONNECTS = ("fit", "validate", "test")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -44,9 +46,19 @@ def run(argv: Sequence[str]) -> int:
         elif (refused := unusable_file(error)) is not None:
             code, text = FAILED, refused
         else:
+            _tell_other_hosts(name, f"{type(error).__name__}: {error}")
             raise
     print(f"lit-stable {name}: {text}", file=sys.stderr, flush=True)
+    _tell_other_hosts(name, text)
     return code
+
+
+def _tell_other_hosts(name: str, text: str) -> None:
+    """Those of a fit and the like wait for this one, if it ends before they are connected."""
+    if name in _CONNECTS and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from lit_stable.strategies.roll_call import report_absent  # late: it takes torch
+
+        report_absent(text)
 
 
 def _run_alone(name: str, argv: list[str]) -> int:

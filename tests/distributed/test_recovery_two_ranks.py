@@ -16,7 +16,7 @@ from launch import SUPPORT, of, run_scenarios
 NODES = ["nodes_with_one_folder", "nodes_with_folders_of_their_own"]
 RESCUES = ["rescued_ddp", "rescued_fsdp2", "rescued_fsdp", "rescued_fsdp_bf16_mixed", "rescued_fsdp_bf16_true"]
 NAMES = [*RESCUES, "stopped_together", "full_disk", *NODES]
-DEATHS = int(os.environ.get("RECOVERY_KILLS", "6"))  # RECOVERY_KILLS=100 for the long form
+DEATHS = int(os.environ.get("RECOVERY_KILLS", "4"))  # RECOVERY_KILLS=100 for the long form
 #: What every run of two ranks comes to that reads the poisoned samples, however often it dies.
 RESCUED = {
     "rewinds": [[12, [[40, 56]]], [20, [[88, 104]]]],

@@ -54,7 +54,8 @@ def _of_both(wrong_here: dict[str, str]) -> dict[str, list[str]]:
 def _broken(strategy: str, precision: str, group: str) -> dict[str, str]:
     # Every rank knows it, before there is a group.
     folder = Path(os.environ["SCENARIO_FOLDER"]) / f"{strategy}-{precision}-{group}"
-    fits = Runs if rank_scenarios.ACCELERATOR == "cpu" else QuickRuns
+    # What is idle, logs alone or fits twice is tried on one process, and here where ranks have other pieces of weights.
+    fits = Runs if rank_scenarios.ACCELERATOR == "cpu" and strategy != "ddp" else QuickRuns
     host = Host(strategy, 2, rank_scenarios.ACCELERATOR, precision)
     try:
         return broken(fits({**groups(strategy), **companies(strategy)}[group], host, folder))

@@ -22,6 +22,12 @@ collect_ignore = ["support"]
 LONG = {"distributed", "examples", "recipes", "vlm", "test_kill.py", "test_combinations.py", "test_benchmarks.py"}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than cores: a worker waits while the ranks that it has launched run, or end."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Files are dealt out in the order below; by itself xdist begins with those of many tests, which are the quick."""
     config.option.loadscopereorder = False

@@ -180,8 +180,8 @@ class CheckpointWriter:
             return
         own = names[trainer.global_rank :: trainer.world_size]
         looked_for = own if trainer.global_rank else names
-        hidden = {str(p.relative_to(folder)) for p in unseen(folder / name for name in looked_for)}
-        if hidden := set().union(*gather_objects(hidden)):
+        hidden_here = {str(p.relative_to(folder)) for p in unseen(folder / name for name in looked_for)}
+        if hidden := set().union(*gather_objects(hidden_here)):
             shutil.rmtree(folder, ignore_errors=True)  # this host's
             raise CheckpointError(not_all_there(path, hidden))
         entries = gather_objects({name: files.checksum(folder / name) for name in own})

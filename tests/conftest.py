@@ -75,8 +75,8 @@ def no_process_group_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def result(results: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+def result(results: dict[str, Any], request: pytest.FixtureRequest) -> Any:
     """What one scenario came to, out of the ``results`` of the module's launch; its traceback fails the test."""
-    value: dict[str, Any] = results[request.param]
+    value = results[request.param]
     assert "error" not in value, value["error"]
     return value

@@ -97,9 +97,9 @@ class ObjectStore:
 def open_target(where: str, run: Path) -> Target:
     """The folder ``NAME/NUMBER`` of a run below a URL or a path."""
     below = f"{run.parent.name}/{run.name}"
-    return (
-        ObjectStore(f"{where.rstrip('/')}/{below}") if "://" in where else PlainFolder(Path(where).expanduser() / below)
-    )
+    if "://" in where:
+        return ObjectStore(f"{where.rstrip('/')}/{below}")
+    return PlainFolder(Path(where).expanduser() / below)
 
 
 class Mirror:

@@ -123,9 +123,9 @@ class Session(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.folder is None:  # not in a further fit, as after a rewind: files may have been changed meanwhile
             refuse_recipes_that_differ(trainer, self.recipe)
-        if stage == "fit" and self.folder is None:
-            look_from_all_hosts(trainer, self.resumed or self.root / self.name)
-            self._hold_what_goes_on(trainer)
+            if stage == "fit":
+                look_from_all_hosts(trainer, self.resumed or self.root / self.name)
+                self._hold_what_goes_on(trainer)
         refuse_beginnings_that_differ(self.checkpoint)
         found = fingerprint(self.recipe, trainer.world_size) if trainer.is_global_zero else {}
         self._environment = trainer.strategy.broadcast(found)

@@ -28,14 +28,18 @@ def describe_launcher(environ: Mapping[str, str] = os.environ) -> str:
     return "this command"
 
 
+def lends_store(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun's agent lends the ranks its own store, as it does unless told not to."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def restart_advice(environ: Mapping[str, str] = os.environ) -> list[str]:
     """What to set before a launcher starts ranks again, where it would and that is not set; one line or none.
 
     The agent lends its own store to every start. Seen with torch 2.13: gloo, over which ranks agree on GPUs too, looks
     for the addresses of ranks that are gone.
     """
-    lends_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not lends_store or int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) < 1:
+    if not lends_store(environ) or int(environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) < 1:
         return []
     return [
         "torchrun --max-restarts: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or a second start may wait for ever for"

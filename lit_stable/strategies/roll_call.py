@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lit_stable.callbacks.base import MisconfigurationException
-from lit_stable.strategies.launcher import launched_devices
+from lit_stable.strategies.launcher import launched_devices, lends_store
 
 _LONGEST = 1800.0  # seconds; torch's own for ranks that do not come
 _LAST_WORDS = 20.0  # seconds for others to hear what a rank says that is about to end
@@ -71,12 +71,7 @@ def _is_needed() -> bool:
 
 def _keeps_the_store() -> bool:
     """Whether the store ends with this process."""
-    return os.environ["RANK"] == "0" and not _is_the_agents()
-
-
-def _is_the_agents() -> bool:
-    """Whether torchrun's agent lends its own store, as it does unless told not to."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ["RANK"] == "0" and not lends_store()
 
 
 def _store(timeout: float) -> Any:
@@ -88,5 +83,5 @@ def _store(timeout: float) -> Any:
         options: dict[str, Any] = {"wait_for_workers": False, "multi_tenant": True, "timeout": patience}
         _held.append(c10d.TCPStore(address, port, is_master=_keeps_the_store(), **options))
     # An agent's store outlives a start of its ranks; torch tells starts apart by the same number.
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if _is_the_agents() else "0"
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if lends_store() else "0"
     return c10d.PrefixStore(f"lit_stable/{start}", _held[0])

@@ -40,13 +40,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_agreement.py", timeout=150)
 
 
-@pytest.fixture
-def result(results: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    found = results[request.param]
-    assert "error" not in found, found["error"]
-    return found
-
-
 @of("copies_of_one_recipe_and_its_data")
 def test_where_a_host_keeps_its_copy_of_the_data_is_its_own_business(result: dict[str, Any]) -> None:
     assert result["codes"] == [0, 0], result["said"]

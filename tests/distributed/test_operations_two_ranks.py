@@ -27,13 +27,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_operations.py", timeout=150)
 
 
-@pytest.fixture
-def result(results: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    found = results[request.param]
-    assert "error" not in found, found["error"]
-    return found
-
-
 @of("orders_ddp", "orders_fsdp2")
 def test_an_order_is_carried_out_by_all_ranks_at_one_boundary_and_after_a_resume(result: Any) -> None:
     assert result["alike"]

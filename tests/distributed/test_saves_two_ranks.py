@@ -24,13 +24,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_scenarios(NAMES, tmp_path_factory.mktemp("ranks"), script="rank_scenarios_saves.py", timeout=150)
 
 
-@pytest.fixture
-def result(results: dict[str, Any], request: pytest.FixtureRequest) -> Any:
-    found = results[request.param]
-    assert "error" not in found, found["error"]
-    return found
-
-
 @of("goes_on_fsdp2", "goes_on_fsdp")
 def test_training_goes_on_while_the_shards_of_the_step_are_written(result: Any) -> None:
     assert result["seen"] == [[False, True]] * len(result["seen"]), "it could not be written before the last step"

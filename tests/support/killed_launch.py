@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiny_recipe import REPOSITORY, write_recipe
+from launch import rank_environ
+from tiny_recipe import write_recipe
 from torchrun import Torchrun, hosts_needed
 
 LAST_STEP = 12
@@ -50,8 +51,7 @@ def kill_one_rank(
         checkpoints__every_steps=2,
     )
     words = ["-m", "lit_stable", "fit", "--config", str(recipe), "--resume", "auto", "--run.name", f"killed-{restarts}"]
-    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environ = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environ = {**rank_environ(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     hosts = hosts or hosts_needed(processes, accelerator)
     logs = [folder / f"launch-{restarts}-host-{host}.log" for host in range(hosts)]
     launch = Torchrun(words, processes, hosts, environ, folder, logs, restarts)
